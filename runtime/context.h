@@ -1,0 +1,129 @@
+/*
+ * context.h: the state everything lives in, private to runtime/.
+ *
+ * One context belongs to one thread at a time; kernels fan out below it. The order of the fields is
+ * the order in which the files of this folder own them.
+ */
+#ifndef XT_CONTEXT_H
+#define XT_CONTEXT_H
+
+#include "op.h"
+
+#define XT_ERROR_BYTES 2048
+#define XT_SIZE_CLASSES 512
+
+/* A backend is a few functions; everything else about a device goes through kernels. */
+struct xt_backend {
+    const char *name; /* "cpu" */
+    /* Blocks of at least `bytes`, 64-byte aligned; *capacity is what free gets back. */
+    enum xt_status (*allocate)(struct xt_ctx *ctx, size_t bytes, void **data, size_t *capacity);
+    void (*release)(struct xt_ctx *ctx, void *data, size_t capacity);
+    /* Bytes between the host and this device's memory; finished when they return. */
+    enum xt_status (*to_host)(struct xt_ctx *ctx, void *host, const void *data, size_t bytes);
+    enum xt_status (*from_host)(struct xt_ctx *ctx, void *data, const void *host, size_t bytes);
+};
+
+/* One registered op with its kernels. */
+struct xt_slot {
+    const struct xt_op *op;
+    int n_params, n_attrs;
+    int n_slots;   /* input slots; the last one open-ended when has_list */
+    bool has_list; /* the last slot is a TENSORS list */
+    bool has_dims; /* some attribute is a DIM or DIMS */
+    const struct xt_kernel *kernels[XT_DEVICE_COUNT][XT_DTYPE_COUNT];
+};
+
+/* A caching pool of blocks by size class, linked through their first bytes. */
+struct xt_pool {
+    void *free_list[XT_SIZE_CLASSES];
+};
+
+struct xt_ctx {
+    /* status.c */
+    char error[XT_ERROR_BYTES];
+
+    /* context.c */
+    struct xt_hooks hooks;
+    struct xt_where fixed_where; /* set while a backward rule runs: the line of its record */
+    char **interned;             /* open-addressing set of strings */
+    size_t n_interned, cap_interned;
+    const char *last_interned; /* the string asked for last */
+    int threads;
+    int no_grad; /* pushes not yet popped */
+    bool trap;
+
+    /* memory.c */
+    struct xt_pool pool;
+    struct xt_memory memory[XT_DEVICE_COUNT];
+    size_t limit[XT_DEVICE_COUNT];
+    int64_t live;    /* host objects and storages */
+    int64_t fail_in; /* allocations until one fails; 0: never */
+    bool poison, no_cache, collecting;
+
+    /* backend.c */
+    const struct xt_backend *backend[XT_DEVICE_COUNT];
+    enum xt_device device; /* of ops without inputs */
+    const char *isa;
+
+    /* storage.c */
+    struct xt_storage *storages; /* the newest */
+    int64_t n_storages;          /* ever made */
+
+    /* call.c */
+    struct xt_slot *slots; /* in order of declaration */
+    int n_slots;
+    int *slot_of;       /* open-addressing table by row pointer: index + 1 */
+    int *slot_named;    /* the same by name */
+    size_t cap_slot_of; /* of either table */
+
+    /* tape.c, segment.c */
+    int64_t n_calls;                   /* records ever made */
+    uint64_t mark;                     /* the stamp of the current walk */
+    struct xt_call *dying;             /* records whose last reference is gone, not yet freed */
+    struct xt_segment *dying_segments; /* likewise, whole segments */
+    bool draining;
+    struct xt_segment *segment; /* the innermost open one */
+    struct xt_walk *walk;       /* the backward in progress, or NULL */
+};
+
+/* memory.c: small host objects. NULL when memory is out (the sentence is set). Zeroed. */
+void *xt_host_alloc(struct xt_ctx *ctx, size_t bytes);
+void xt_host_free(struct xt_ctx *ctx, void *data, size_t bytes);
+extern const struct xt_backend xt_backend_cpu;
+void xt_memory_close(struct xt_ctx *ctx);
+enum xt_status xt_device_alloc(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **data,
+                               size_t *capacity);
+void xt_device_free(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes,
+                    size_t capacity);
+
+/* context.c */
+struct xt_where xt_here(struct xt_ctx *ctx); /* the current line of the recipe */
+
+/* backend.c */
+void xt_backend_open(struct xt_ctx *ctx);
+const struct xt_kernel *const *xt_cpu_kernel_tables(const char *isa);
+
+/* storage.c */
+enum xt_status xt_storage_new(struct xt_ctx *ctx, enum xt_device device, size_t bytes,
+                              struct xt_storage **out);
+void xt_storage_retain(struct xt_storage *s);
+void xt_storage_release(struct xt_ctx *ctx, struct xt_storage *s);
+void xt_storage_written(struct xt_ctx *ctx, struct xt_storage *s); /* a new version, at this line */
+
+/* tensor.c */
+enum xt_status xt_tensor_alias(struct xt_ctx *ctx, const struct xt_tensor *t,
+                               struct xt_tensor **out); /* same bytes, no maker, no leaf */
+bool xt_tensor_has_overlap(const struct xt_tensor *t);  /* two indices, one element */
+bool xt_tensor_nonfinite(struct xt_ctx *ctx, struct xt_tensor *t);
+void xt_contiguous_strides(const struct xt_spec *spec, int64_t *stride);
+const char *xt_describe_spec(const struct xt_spec *spec, char *buffer, size_t bytes);
+
+/* call.c */
+enum xt_status xt_ops_open(struct xt_ctx *ctx);
+void xt_ops_close(struct xt_ctx *ctx);
+const struct xt_slot *xt_slot_find(const struct xt_ctx *ctx, const struct xt_op *op);
+/* Shape rule, outputs, kernel: no checks, no record. hidden: whether hidden outputs are wanted. */
+enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
+                          const struct xt_args *args, bool hidden, struct xt_tensor **outputs);
+
+#endif

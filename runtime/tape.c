@@ -1,0 +1,803 @@
+/*
+ * tape.c: records and the walk backward over them; the only file that adds gradients.
+ *
+ * Building, walking and freeing are iterative: a chain of any length works with a small stack.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tape.h"
+
+/* ---- references ------------------------------------------------------------------------------ */
+
+static void drain(struct xt_ctx *ctx);
+
+void xt_call_retain(struct xt_call *call) {
+    if (call->owner)
+        call->owner->refs++;
+    else
+        call->refs++;
+}
+
+void xt_call_release(struct xt_ctx *ctx, struct xt_call *call) {
+    if (call->owner) {
+        xt_segment_release(ctx, call->owner);
+        return;
+    }
+    if (--call->refs) return;
+    call->next_dying = ctx->dying;
+    ctx->dying = call;
+    drain(ctx);
+}
+
+void xt_segment_release(struct xt_ctx *ctx, struct xt_segment *owner) {
+    if (--owner->refs) return;
+    owner->next_dying = ctx->dying_segments;
+    ctx->dying_segments = owner;
+    drain(ctx);
+}
+
+static void free_segment(struct xt_ctx *ctx, struct xt_segment *owner) {
+    for (int64_t i = owner->n_calls; i-- > 0;) xt_call_free_body(ctx, owner->calls[i]);
+    xt_host_free(ctx, owner->calls, (size_t)owner->cap_calls * sizeof(struct xt_call *));
+    for (struct xt_segment *s = owner->next, *next; s; s = next) {
+        next = s->next;
+        xt_host_free(ctx, s, sizeof *s);
+    }
+    xt_host_free(ctx, owner, sizeof *owner);
+}
+
+/* Frees what has died; what dies meanwhile is appended, so that the depth of the stack is constant. */
+static void drain(struct xt_ctx *ctx) {
+    if (ctx->draining) return;
+    ctx->draining = true;
+    while (ctx->dying || ctx->dying_segments) {
+        if (ctx->dying) {
+            struct xt_call *call = ctx->dying;
+            ctx->dying = call->next_dying;
+            xt_call_free_body(ctx, call);
+        } else {
+            struct xt_segment *owner = ctx->dying_segments;
+            ctx->dying_segments = owner->next_dying;
+            free_segment(ctx, owner);
+        }
+    }
+    ctx->draining = false;
+}
+
+static void drop_tensors(struct xt_ctx *ctx, struct xt_tensor **list, int n) {
+    for (int i = 0; i < n; i++) {
+        xt_tensor_release(ctx, list[i]);
+        list[i] = NULL;
+    }
+}
+
+/* Lets go of everything that was kept for backward and replay. */
+static void drop_kept(struct xt_ctx *ctx, struct xt_call *call) {
+    drop_tensors(ctx, call->in, call->n_inputs);
+    drop_tensors(ctx, call->out, call->n_outputs);
+    drop_tensors(ctx, call->value, call->n_outputs);
+}
+
+struct xt_call *xt_inner_maker(const struct xt_call *call, int input) {
+    struct xt_call *maker = call->edges[input].maker;
+    return maker && maker->owner && maker->owner == call->owner ? maker : NULL;
+}
+
+void xt_call_free_body(struct xt_ctx *ctx, struct xt_call *call) {
+    drop_kept(ctx, call);
+    drop_tensors(ctx, call->grad_out, call->n_outputs);
+    for (int i = 0; i < call->n_inputs; i++) {
+        struct xt_edge *e = &call->edges[i];
+        if (e->leaf) xt_leaf_release(ctx, e->leaf);
+        if (e->maker && !xt_inner_maker(call, i)) xt_call_release(ctx, e->maker);
+    }
+    if (call->digests)
+        xt_host_free(ctx, call->digests, (size_t)call->n_outputs * sizeof *call->digests);
+    xt_host_free(ctx, call, call->bytes);
+}
+
+void xt_leaf_release(struct xt_ctx *ctx, struct xt_leaf *leaf) {
+    if (--leaf->refs) return;
+    xt_tensor_release(ctx, leaf->grad);
+    xt_tensor_release(ctx, leaf->buffer);
+    xt_tensor_release(ctx, leaf->copy);
+    xt_host_free(ctx, leaf, sizeof *leaf);
+}
+
+/* ---- making a record ------------------------------------------------------------------------- */
+
+bool xt_keeps(unsigned mask, int i) {
+    return mask >> (i < 31 ? i : 31) & 1u;
+}
+
+/* Where the arrays of a record lie behind it, in order; also how long the whole block is. */
+static size_t lay_out(struct xt_call *call, const struct xt_slot *slot, int n_in, int n_ints) {
+    size_t n_out = (size_t)slot->op->n_outputs, in = (size_t)n_in, at = sizeof *call;
+    char *base = (char *)call;
+#define PLACE(field, count)                                                                        \
+    do {                                                                                           \
+        if (call) call->field = (void *)(base + at);                                               \
+        at += (count) * sizeof(*call->field);                                                      \
+    } while (0)
+    PLACE(edges, in);
+    PLACE(in, in);
+    PLACE(in_version, in);
+    PLACE(in_spec, in);
+    PLACE(out, n_out);
+    PLACE(out_version, n_out);
+    PLACE(out_spec, n_out);
+    PLACE(grad_out, n_out);
+    PLACE(value, n_out);
+    PLACE(attrs, (size_t)slot->n_attrs);
+    PLACE(ints, (size_t)n_ints);
+#undef PLACE
+    return at;
+}
+
+/* Keeps input i when backward or a replay needs it; the records of one owner never hold each other
+   through a kept tensor, so there an alias without maker is kept. */
+static enum xt_status keep_input(struct xt_ctx *ctx, struct xt_call *call, int i,
+                                 struct xt_tensor *t) {
+    struct xt_call *inner = xt_inner_maker(call, i);
+    bool backward = call->wants && xt_keeps(call->slot->op->keeps_in, i);
+    bool replay = call->segment && (!inner || inner->segment != call->segment);
+    if (!backward && !replay) return XT_OK;
+    if (t->maker && t->maker->owner && t->maker->owner == call->owner)
+        XT_TRY(xt_tensor_alias(ctx, t, &call->in[i]));
+    else
+        call->in[i] = xt_tensor_retain(t);
+    call->in_version[i] = t->storage->version;
+    return XT_OK;
+}
+
+static void make_edge(struct xt_call *call, int i, struct xt_tensor *t) {
+    struct xt_edge *e = &call->edges[i];
+    bool inner = t->maker && t->maker->owner && t->maker->owner == call->owner;
+    bool is_float = xt_dtype_is_float(t->dtype);
+    if (t->leaf) {
+        e->leaf = t->leaf;
+        e->leaf->refs++;
+        e->wants = call->wants;
+    } else if (t->maker && (inner || (t->maker->wants && is_float))) {
+        e->maker = t->maker;
+        e->output = t->maker_output;
+        e->wants = call->wants && t->maker->wants && is_float;
+        if (!inner) xt_call_retain(e->maker);
+    }
+}
+
+enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
+                             const struct xt_args *args, bool wants, struct xt_call **out) {
+    size_t bytes = lay_out(NULL, slot, args->n_inputs, args->n_ints);
+    struct xt_call *call = xt_host_alloc(ctx, bytes);
+    if (!call) return XT_MEMORY;
+    lay_out(call, slot, args->n_inputs, args->n_ints);
+    call->refs = 1;
+    call->n_inputs = args->n_inputs;
+    call->n_outputs = slot->op->n_outputs;
+    call->n_ints = args->n_ints;
+    call->wants = wants;
+    call->number = ++ctx->n_calls;
+    call->slot = slot;
+    call->where = xt_here(ctx);
+    call->bytes = bytes;
+    memcpy(call->attrs, args->attrs, (size_t)slot->n_attrs * sizeof *call->attrs);
+    memcpy(call->ints, args->ints, (size_t)args->n_ints * sizeof *call->ints);
+    enum xt_status status = XT_OK;
+    if (ctx->segment) XT_GO(xt_segment_add(ctx, call));
+    for (int i = 0; i < args->n_inputs; i++) {
+        struct xt_tensor *t = args->inputs[i];
+        if (!t) continue;
+        xt_spec_of(t, &call->in_spec[i]);
+        make_edge(call, i, t);
+        XT_GO(keep_input(ctx, call, i, t));
+    }
+    *out = call;
+    return XT_OK;
+done:
+    xt_record_abandon(ctx, call);
+    return status;
+}
+
+void xt_record_abandon(struct xt_ctx *ctx, struct xt_call *call) {
+    if (call->owner) xt_segment_remove_last(ctx, call);
+    xt_call_free_body(ctx, call);
+}
+
+enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
+                                struct xt_tensor **outputs) {
+    const struct xt_op *op = call->slot->op;
+    bool selective = call->segment && call->segment->options.selective;
+    bool verify = call->segment && call->segment->options.verify;
+    if (verify && call->n_outputs) {
+        call->digests = xt_host_alloc(ctx, (size_t)call->n_outputs * sizeof *call->digests);
+        if (!call->digests) return XT_MEMORY;
+    }
+    for (int k = 0; k < call->n_outputs; k++) {
+        struct xt_tensor *t = outputs[k];
+        if (!t) continue;
+        xt_spec_of(t, &call->out_spec[k]);
+        if (verify) XT_TRY(xt_tensor_digest(ctx, t, &call->digests[k]));
+        if (selective && (op->flags & XT_EXPENSIVE))
+            XT_TRY(xt_tensor_alias(ctx, t, &call->value[k]));
+        if (!call->wants || !xt_keeps(op->keeps_out, k)) continue;
+        XT_TRY(xt_tensor_alias(ctx, t, &call->out[k]));
+        call->out_version[k] = t->storage->version;
+    }
+    for (int k = 0; k < call->n_outputs; k++) {
+        if (!outputs[k]) continue;
+        outputs[k]->maker = call;
+        outputs[k]->maker_output = k;
+        xt_call_retain(call);
+    }
+    /* The making reference of a lone record goes over to its outputs; a segment's list needs none. */
+    if (!call->owner) xt_call_release(ctx, call);
+    return XT_OK;
+}
+
+/* ---- leaves ----------------------------------------------------------------------------------- */
+
+enum xt_status xt_var_new(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
+    char text[128];
+    if (!xt_dtype_is_float(t->dtype))
+        return xt_fail(ctx, XT_DTYPE, "var: given %s, only floats have gradients",
+                       xt_describe(t, text, sizeof text));
+    struct xt_tensor *var;
+    XT_TRY(xt_tensor_alias(ctx, t, &var));
+    struct xt_leaf *leaf = xt_host_alloc(ctx, sizeof *leaf);
+    if (!leaf) {
+        xt_tensor_release(ctx, var);
+        return XT_MEMORY;
+    }
+    leaf->refs = 1;
+    leaf->device = t->storage->device;
+    xt_spec_of(t, &leaf->spec);
+    var->leaf = leaf;
+    *out = var;
+    return XT_OK;
+}
+
+/* A compute copy shares its master's leaf but not its dtype. */
+bool xt_is_leaf(const struct xt_tensor *t) {
+    return t->leaf && t->leaf->spec.dtype == t->dtype;
+}
+
+bool xt_requires_grad(const struct xt_tensor *t) {
+    return t->leaf || (t->maker && t->maker->wants && xt_dtype_is_float(t->dtype));
+}
+
+struct xt_tensor *xt_grad_of(const struct xt_tensor *t) {
+    return t->leaf ? t->leaf->grad : NULL;
+}
+
+void xt_zero_grad(struct xt_ctx *ctx, struct xt_tensor *t) {
+    if (!t->leaf || !t->leaf->grad) return;
+    xt_tensor_release(ctx, t->leaf->buffer);
+    t->leaf->buffer = t->leaf->grad;
+    t->leaf->grad = NULL;
+}
+
+enum xt_status xt_set_grad(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor *grad) {
+    if (!t->leaf) return xt_fail(ctx, XT_ARGUMENT, "grad: the tensor is not a variable");
+    const struct xt_spec *want = &t->leaf->spec;
+    char given[128], wanted[128];
+    if (grad && (grad->dtype != want->dtype || grad->ndim != want->ndim ||
+                 memcmp(grad->shape, want->shape, (size_t)want->ndim * sizeof *want->shape) != 0))
+        return xt_fail(ctx, XT_SHAPE, "grad: given %s, wanted %s",
+                       xt_describe(grad, given, sizeof given),
+                       xt_describe_spec(want, wanted, sizeof wanted));
+    struct xt_tensor *plain = NULL;
+    if (grad) XT_TRY(xt_tensor_alias(ctx, grad, &plain));
+    xt_tensor_release(ctx, t->leaf->grad);
+    t->leaf->grad = plain;
+    return XT_OK;
+}
+
+enum xt_status xt_detach(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
+    return xt_tensor_alias(ctx, t, out);
+}
+
+static bool sole_owner(const struct xt_tensor *t) {
+    return t->refs == 1 && t->storage->refs == 1;
+}
+
+/* Writes the master into an existing copy, or into a new one. Never part of a segment: a compute copy
+   counts as made outside. */
+static enum xt_status refresh_copy(struct xt_ctx *ctx, struct xt_tensor *master,
+                                   enum xt_dtype dtype) {
+    struct xt_leaf *leaf = master->leaf;
+    struct xt_segment *segment = ctx->segment;
+    struct xt_tensor *copy = NULL;
+    ctx->segment = NULL;
+    xt_no_grad_push(ctx);
+    enum xt_status status = xt_cast(ctx, master, dtype, &copy);
+    xt_no_grad_pop(ctx);
+    ctx->segment = segment;
+    if (status != XT_OK) return status;
+    xt_tensor_release(ctx, leaf->copy);
+    leaf->copy = copy;
+    leaf->copy_version = master->storage->version;
+    return XT_OK;
+}
+
+enum xt_status xt_compute_copy(struct xt_ctx *ctx, struct xt_tensor *master, enum xt_dtype dtype,
+                               struct xt_tensor **out) {
+    struct xt_leaf *leaf = master->leaf;
+    if (!leaf || !xt_is_leaf(master))
+        return xt_fail(ctx, XT_ARGUMENT, "compute copy: the tensor is not a variable");
+    if (!leaf->copy || leaf->copy->dtype != dtype || leaf->copy_version != master->storage->version)
+        XT_TRY(refresh_copy(ctx, master, dtype));
+    struct xt_tensor *copy;
+    XT_TRY(xt_tensor_alias(ctx, leaf->copy, &copy));
+    copy->leaf = leaf;
+    leaf->refs++;
+    *out = copy;
+    return XT_OK;
+}
+
+struct xt_tensor *xt_compute_copy_peek(struct xt_ctx *ctx, struct xt_tensor *master) {
+    (void)ctx;
+    return master->leaf ? master->leaf->copy : NULL;
+}
+
+void xt_compute_copy_fresh(struct xt_tensor *master) {
+    if (master->leaf) master->leaf->copy_version = master->storage->version;
+}
+
+/* ---- routing gradients ------------------------------------------------------------------------ */
+
+static bool same_shape(const struct xt_tensor *t, const struct xt_spec *spec) {
+    return t->ndim == spec->ndim &&
+           memcmp(t->shape, spec->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
+}
+
+/* *sum += g, by reference where there was nothing. Takes g's reference, also on failure. */
+static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struct xt_tensor *g) {
+    if (!*sum) {
+        *sum = g;
+        return XT_OK;
+    }
+    enum xt_status status;
+    if (sole_owner(*sum) && xt_is_contiguous(*sum)) {
+        status = xt_apply_name(ctx, "add_", (struct xt_tensor *[]){*sum, g}, 2, NULL);
+    } else {
+        struct xt_tensor *total;
+        status = xt_binary(ctx, "add", *sum, g, &total);
+        if (status == XT_OK) {
+            xt_tensor_release(ctx, *sum);
+            *sum = total;
+        }
+    }
+    xt_tensor_release(ctx, g);
+    return status;
+}
+
+/* Adds g to a leaf's gradient. Takes g's reference. */
+static enum xt_status add_to_leaf(struct xt_ctx *ctx, struct xt_leaf *leaf, struct xt_tensor *g) {
+    leaf->touched = ctx->walk->stamp;
+    if (leaf->grad) {
+        enum xt_status status =
+            xt_apply_name(ctx, "add_", (struct xt_tensor *[]){leaf->grad, g}, 2, NULL);
+        xt_tensor_release(ctx, g);
+        return status;
+    }
+    if (!sole_owner(g) || !xt_is_contiguous(g)) {
+        struct xt_tensor *own;
+        enum xt_status status = xt_unary(ctx, "contiguous", g, &own);
+        xt_tensor_release(ctx, g);
+        if (status != XT_OK) return status;
+        g = own;
+    }
+    xt_tensor_release(ctx, leaf->buffer);
+    leaf->buffer = NULL;
+    leaf->grad = g;
+    return XT_OK;
+}
+
+static int target_of(const struct xt_walk *walk, const struct xt_edge *e) {
+    for (int i = 0; i < walk->n_targets; i++) {
+        const struct xt_tensor *t = walk->targets[i];
+        if (e->leaf ? t->leaf == e->leaf : t->maker == e->maker && t->maker_output == e->output)
+            return i;
+    }
+    return -1;
+}
+
+/* In xt_grad, only what leads to an input asked for is computed: those records carry stamp + 1. */
+static bool edge_wanted(const struct xt_walk *walk, const struct xt_edge *e) {
+    if (!e->wants) return false;
+    if (!walk->as_values) return true;
+    if (target_of(walk, e) >= 0) return true;
+    return e->maker && e->maker->mark == walk->stamp + 1;
+}
+
+/* Hands g (taken) to where input i of the call came from, broadcasting undone and dtype restored. */
+static enum xt_status give(struct xt_ctx *ctx, struct xt_call *call, int i, struct xt_tensor *g) {
+    const struct xt_edge *e = &call->edges[i];
+    const struct xt_spec *spec = &call->in_spec[i];
+    enum xt_dtype dtype = e->leaf ? e->leaf->spec.dtype : spec->dtype;
+    enum xt_status status = XT_OK;
+    struct xt_tensor *next;
+    if (!same_shape(g, spec)) {
+        status = xt_sum_to(ctx, g, spec->shape, spec->ndim, &next);
+        xt_tensor_release(ctx, g);
+        if (status != XT_OK) return status;
+        g = next;
+    }
+    if (g->dtype != dtype) {
+        status = xt_cast(ctx, g, dtype, &next);
+        xt_tensor_release(ctx, g);
+        if (status != XT_OK) return status;
+        g = next;
+    }
+    if (!e->leaf) return add_into(ctx, &e->maker->grad_out[e->output], g);
+    if (!ctx->walk->as_values) return add_to_leaf(ctx, e->leaf, g);
+    int target = target_of(ctx->walk, e);
+    if (target >= 0) return add_into(ctx, &ctx->walk->results[target], g);
+    xt_tensor_release(ctx, g);
+    return XT_OK;
+}
+
+enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
+                               struct xt_tensor **target, bool *add) {
+    struct xt_leaf *leaf = g->call->edges[i].leaf;
+    *target = NULL;
+    *add = false;
+    if (!leaf || ctx->walk->as_values || !g->wants[i]) return XT_OK;
+    if (leaf->spec.dtype != XT_F32 && leaf->spec.dtype != XT_F64) return XT_OK;
+    if (leaf->grad && !xt_is_contiguous(leaf->grad)) return XT_OK;
+    if (leaf->grad) {
+        *add = true;
+    } else {
+        struct xt_tensor *buffer = leaf->buffer;
+        leaf->buffer = NULL;
+        if (buffer && !sole_owner(buffer)) { /* somebody still reads the old gradient */
+            xt_tensor_release(ctx, buffer);
+            buffer = NULL;
+        }
+        if (!buffer) XT_TRY(xt_tensor_new(ctx, &leaf->spec, leaf->device, &buffer));
+        leaf->grad = buffer;
+    }
+    leaf->touched = ctx->walk->stamp;
+    *target = leaf->grad;
+    return XT_OK;
+}
+
+const union xt_attr *xt_call_attrs(const struct xt_call *call) {
+    return call->attrs;
+}
+
+const int64_t *xt_call_ints(const struct xt_call *call) {
+    return call->ints;
+}
+
+enum xt_device xt_call_device(const struct xt_call *call) {
+    for (int k = 0; k < call->n_outputs; k++)
+        if (call->grad_out[k]) return call->grad_out[k]->storage->device;
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->in[i]) return call->in[i]->storage->device;
+    return XT_CPU;
+}
+
+/* ---- the walk --------------------------------------------------------------------------------- */
+
+struct call_list {
+    struct xt_call **items; /* n of cap */
+    size_t n, cap;
+};
+
+static enum xt_status push(struct xt_ctx *ctx, struct call_list *list, struct xt_call *call) {
+    if (list->n == list->cap) {
+        size_t cap = list->cap ? 2 * list->cap : 64;
+        struct xt_call **items = xt_host_alloc(ctx, cap * sizeof *items);
+        if (!items) return XT_MEMORY;
+        if (list->n) memcpy(items, list->items, list->n * sizeof *items);
+        xt_host_free(ctx, list->items, list->cap * sizeof *items);
+        list->items = items;
+        list->cap = cap;
+    }
+    list->items[list->n++] = call;
+    return XT_OK;
+}
+
+static void free_list(struct xt_ctx *ctx, struct call_list *list) {
+    xt_host_free(ctx, list->items, list->cap * sizeof *list->items);
+}
+
+static int by_falling_number(const void *a, const void *b) {
+    int64_t x = (*(struct xt_call *const *)a)->number, y = (*(struct xt_call *const *)b)->number;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* All records that lead to `root`, by falling number. The list doubles as the stack of the search. */
+static enum xt_status reachable(struct xt_ctx *ctx, struct xt_call *root, uint64_t stamp,
+                                struct call_list *list) {
+    root->mark = stamp;
+    XT_TRY(push(ctx, list, root));
+    for (size_t next = 0; next < list->n; next++) {
+        struct xt_call *call = list->items[next];
+        for (int i = 0; i < call->n_inputs; i++) {
+            struct xt_call *maker = call->edges[i].wants ? call->edges[i].maker : NULL;
+            if (!maker || maker->mark == stamp) continue;
+            maker->mark = stamp;
+            XT_TRY(push(ctx, list, maker));
+        }
+    }
+    qsort(list->items, list->n, sizeof *list->items, by_falling_number);
+    return XT_OK;
+}
+
+/* Marks the records that lead to an input asked for with stamp + 1: makers come before users. */
+static void mark_needed(struct xt_walk *walk, struct call_list *list) {
+    for (size_t n = list->n; n-- > 0;) {
+        struct xt_call *call = list->items[n];
+        for (int i = 0; i < call->n_inputs && call->mark == walk->stamp; i++)
+            if (edge_wanted(walk, &call->edges[i])) call->mark = walk->stamp + 1;
+    }
+}
+
+static enum xt_status check_version(struct xt_ctx *ctx, const struct xt_call *call,
+                                    const struct xt_tensor *t, uint64_t version) {
+    if (!t || t->storage->version == version) return XT_OK;
+    char text[128];
+    const struct xt_where *wrote = &t->storage->wrote;
+    return xt_fail(ctx, XT_STATE,
+                   "a value (%s) kept at %s:%d for the backward of %s was changed "
+                   "in place at %s:%d",
+                   xt_describe(t, text, sizeof text), call->where.file ? call->where.file : "?",
+                   call->where.line, call->slot->op->name, wrote->file ? wrote->file : "?",
+                   wrote->line);
+}
+
+static enum xt_status check_kept(struct xt_ctx *ctx, const struct xt_call *call) {
+    if (call->freed)
+        return xt_fail(ctx, XT_STATE,
+                       "the records were freed by the backward at %s:%d: give it "
+                       "{retain = true} to walk them twice",
+                       call->freed_at.file ? call->freed_at.file : "?", call->freed_at.line);
+    for (int i = 0; i < call->n_inputs; i++)
+        XT_TRY(check_version(ctx, call, call->in[i], call->in_version[i]));
+    for (int k = 0; k < call->n_outputs; k++)
+        XT_TRY(check_version(ctx, call, call->out[k], call->out_version[k]));
+    return XT_OK;
+}
+
+/* Runs one record's rule and routes what it gives. */
+static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
+    enum { FEW = 8 };
+    struct xt_tensor *few_grads[FEW] = {NULL};
+    bool few_wants[FEW] = {false};
+    size_t n = (size_t)call->n_inputs;
+    void *many = NULL;
+    size_t many_bytes = n * (sizeof(struct xt_tensor *) + sizeof(bool));
+    struct xt_tensor **grad_in = few_grads;
+    bool *wants = few_wants;
+    XT_TRY(xt_segment_revive(ctx, call));
+    XT_TRY(check_kept(ctx, call));
+    if (n > FEW) {
+        many = xt_host_alloc(ctx, many_bytes);
+        if (!many) return XT_MEMORY;
+        grad_in = many;
+        wants = (bool *)(grad_in + n);
+    }
+    for (size_t i = 0; i < n; i++) wants[i] = edge_wanted(ctx->walk, &call->edges[i]);
+    struct xt_grads g = {
+        .call = call,
+        .n_inputs = call->n_inputs,
+        .n_outputs = call->n_outputs,
+        .in = call->in,
+        .out = call->out,
+        .in_spec = call->in_spec,
+        .out_spec = call->out_spec,
+        .grad_out = call->grad_out,
+        .wants = wants,
+        .grad_in = grad_in,
+    };
+    ctx->fixed_where = call->where;
+    enum xt_status status = call->slot->op->backward(ctx, &g);
+    for (int i = 0; i < call->n_inputs && status == XT_OK; i++) {
+        struct xt_tensor *gradient = grad_in[i];
+        grad_in[i] = NULL;
+        if (gradient && wants[i])
+            status = give(ctx, call, i, gradient);
+        else
+            xt_tensor_release(ctx, gradient);
+    }
+    ctx->fixed_where = (struct xt_where){0};
+    if (status != XT_OK) {
+        char who[160];
+        snprintf(who, sizeof who, "%s made at %s:%d", call->slot->op->name,
+                 call->where.file ? call->where.file : "?", call->where.line);
+        xt_fail_in(ctx, status, who);
+    }
+    drop_tensors(ctx, grad_in, call->n_inputs);
+    xt_host_free(ctx, many, many_bytes);
+    return status;
+}
+
+static bool has_gradient(const struct xt_call *call) {
+    for (int k = 0; k < call->n_outputs; k++)
+        if (call->grad_out[k]) return true;
+    return false;
+}
+
+static void take_results(struct xt_walk *walk, struct xt_call *call) {
+    for (int i = 0; i < walk->n_targets; i++) {
+        const struct xt_tensor *t = walk->targets[i];
+        if (t->leaf || t->maker != call || walk->results[i]) continue;
+        walk->results[i] = xt_tensor_retain(call->grad_out[t->maker_output]);
+    }
+}
+
+/* After a failure: what this walk added cannot be taken out again, so gradients it touched are no
+   gradients any more, and what flowed between records is dropped. */
+static void undo(struct xt_ctx *ctx, struct call_list *list) {
+    for (size_t n = 0; n < list->n; n++) {
+        struct xt_call *call = list->items[n];
+        drop_tensors(ctx, call->grad_out, call->n_outputs);
+        for (int i = 0; i < call->n_inputs; i++) {
+            struct xt_leaf *leaf = call->edges[i].leaf;
+            if (!leaf || leaf->touched != ctx->walk->stamp || !leaf->grad) continue;
+            xt_tensor_release(ctx, leaf->buffer);
+            leaf->buffer = leaf->grad;
+            leaf->grad = NULL;
+        }
+    }
+}
+
+static enum xt_status first_gradient(struct xt_ctx *ctx, struct xt_tensor *output,
+                                     struct xt_tensor *seed, struct xt_tensor **out) {
+    char text[128], given[128];
+    struct xt_spec spec;
+    xt_spec_of(output, &spec);
+    if (!seed) {
+        if (xt_numel(output) != 1)
+            return xt_fail(ctx, XT_SHAPE,
+                           "the value is %s, not one number: give a seed of its "
+                           "shape, or reduce it first",
+                           xt_describe(output, text, sizeof text));
+        return xt_full(ctx, &spec, output->storage->device, 1.0, out);
+    }
+    if (seed->dtype != output->dtype || !same_shape(seed, &spec))
+        return xt_fail(ctx, XT_SHAPE, "the seed is %s, the value is %s",
+                       xt_describe(seed, given, sizeof given),
+                       xt_describe(output, text, sizeof text));
+    return xt_tensor_alias(ctx, seed, out);
+}
+
+static enum xt_status walk_back(struct xt_ctx *ctx, struct xt_tensor *output,
+                                struct xt_tensor *seed, bool retain) {
+    struct call_list list = {0};
+    struct xt_tensor *first = NULL;
+    struct xt_where here = xt_here(ctx);
+    enum xt_status status = XT_OK;
+    XT_GO(first_gradient(ctx, output, seed, &first));
+    struct xt_edge whole = {.maker = output->maker,
+                            .output = output->maker_output,
+                            .leaf = output->leaf,
+                            .wants = true};
+    if (ctx->walk->as_values) {
+        for (int i = 0; i < ctx->walk->n_targets; i++)
+            if (ctx->walk->targets[i] == output ||
+                (output->leaf && ctx->walk->targets[i]->leaf == output->leaf))
+                ctx->walk->results[i] = xt_tensor_retain(first);
+    }
+    if (whole.leaf) {
+        if (!ctx->walk->as_values) {
+            struct xt_tensor *g = first;
+            first = NULL;
+            if (g->dtype != whole.leaf->spec.dtype) {
+                struct xt_tensor *next;
+                status = xt_cast(ctx, g, whole.leaf->spec.dtype, &next);
+                xt_tensor_release(ctx, g);
+                if (status != XT_OK) goto done;
+                g = next;
+            }
+            status = add_to_leaf(ctx, whole.leaf, g);
+        }
+        goto done;
+    }
+    XT_GO(reachable(ctx, whole.maker, ctx->walk->stamp, &list));
+    if (ctx->walk->as_values) mark_needed(ctx->walk, &list);
+    whole.maker->grad_out[whole.output] = first;
+    first = NULL;
+    for (size_t n = 0; n < list.n && status == XT_OK; n++) {
+        struct xt_call *call = list.items[n];
+        bool needed = !ctx->walk->as_values || call->mark == ctx->walk->stamp + 1;
+        if (ctx->walk->as_values) take_results(ctx->walk, call);
+        if (needed && has_gradient(call)) status = step(ctx, call);
+        if (status != XT_OK) break;
+        drop_tensors(ctx, call->grad_out, call->n_outputs);
+        if (retain) continue;
+        drop_kept(ctx, call);
+        call->freed = true;
+        call->freed_at = here;
+    }
+    if (status != XT_OK) undo(ctx, &list);
+done:
+    xt_tensor_release(ctx, first);
+    free_list(ctx, &list);
+    return status;
+}
+
+static enum xt_status start(struct xt_ctx *ctx, const char *who, struct xt_walk *walk,
+                            struct xt_tensor *output, struct xt_tensor *seed, bool retain) {
+    char text[128];
+    enum xt_status status;
+    if (ctx->walk) return xt_fail(ctx, XT_STATE, "%s: a backward is in progress", who);
+    if (ctx->segment) return xt_fail(ctx, XT_STATE, "%s: not inside a checkpoint segment", who);
+    if (!xt_requires_grad(output))
+        return xt_fail(ctx, XT_STATE, "%s: the value (%s) does not depend on any variable", who,
+                       xt_describe(output, text, sizeof text));
+    walk->stamp = ctx->mark += 2;
+    ctx->walk = walk;
+    xt_no_grad_push(ctx);
+    status = walk_back(ctx, output, seed, retain);
+    xt_no_grad_pop(ctx);
+    ctx->walk = NULL;
+    return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, who);
+}
+
+enum xt_status xt_backward(struct xt_ctx *ctx, struct xt_tensor *output, struct xt_tensor *seed,
+                           bool retain) {
+    struct xt_walk walk = {0};
+    return start(ctx, "backward", &walk, output, seed, retain);
+}
+
+enum xt_status xt_grad(struct xt_ctx *ctx, struct xt_tensor *output,
+                       struct xt_tensor *const *inputs, int n, struct xt_tensor *seed, bool retain,
+                       struct xt_tensor **grads) {
+    struct xt_walk walk = {.as_values = true, .targets = inputs, .n_targets = n};
+    size_t bytes = (size_t)n * sizeof(struct xt_tensor *);
+    walk.results = xt_host_alloc(ctx, bytes);
+    if (!walk.results) return XT_MEMORY;
+    enum xt_status status = start(ctx, "grad", &walk, output, seed, retain);
+    /* An input asked for twice has its gradient under its first place only. */
+    for (int i = 0; i < n && status == XT_OK; i++)
+        for (int j = 0; j < i && !walk.results[i]; j++)
+            if (inputs[i]->leaf && inputs[i]->leaf == inputs[j]->leaf)
+                walk.results[i] = xt_tensor_retain(walk.results[j]);
+    if (status == XT_OK)
+        memcpy(grads, walk.results, bytes);
+    else
+        drop_tensors(ctx, walk.results, n);
+    xt_host_free(ctx, walk.results, bytes);
+    return status;
+}
+
+/* ---- looking ---------------------------------------------------------------------------------- */
+
+static size_t kept_bytes(struct xt_tensor *const *list, int n, uint64_t stamp) {
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) {
+        if (!list[i] || list[i]->storage->mark == stamp) continue;
+        list[i]->storage->mark = stamp;
+        bytes += list[i]->storage->bytes;
+    }
+    return bytes;
+}
+
+enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user) {
+    if (!t->maker) return XT_OK;
+    struct call_list list = {0};
+    uint64_t stamp = ctx->mark += 2;
+    enum xt_status status = reachable(ctx, t->maker, stamp, &list);
+    for (size_t n = 0; n < list.n && status == XT_OK; n++) {
+        const struct xt_call *call = list.items[n];
+        struct xt_record_info info = {
+            .number = call->number,
+            .op = call->slot->op,
+            .where = call->where,
+            .kept_bytes = kept_bytes(call->in, call->n_inputs, stamp) +
+                          kept_bytes(call->out, call->n_outputs, stamp) +
+                          kept_bytes(call->value, call->n_outputs, stamp),
+            .n_outputs = call->n_outputs,
+        };
+        for (int k = 0; k < call->n_outputs && k < 4; k++) info.outputs[k] = call->out_spec[k];
+        fn(user, &info);
+    }
+    free_list(ctx, &list);
+    return status;
+}
