@@ -1,0 +1,116 @@
+/*
+ * norm.c: rmsnorm, layernorm and rope, row by row. The formulas are in norm_rows.h, in f32 for f32,
+ * bf16 and f16 and in f64 for f64.
+ */
+#include "rows.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <omp.h>
+
+/* Rows whose gains' gradients are summed together: at least so many, in at most so many parts. */
+#define NORM_PART_ROWS 32
+#define NORM_PARTS 64
+
+/* No rows, or empty ones: outputs that are left, such as the gradient of a gain, are zero. */
+static enum xt_status fill_nothing(const struct xt_launch *l) {
+    for (int i = 0; i < l->n_out; i++)
+        if (l->out[i] && xt_numel(l->out[i]) > 0)
+            memset(xt_data(l->out[i]), 0, xt_nbytes(l->out[i]));
+    return XT_OK;
+}
+
+/*
+ * Sine and cosine of a: k multiples of pi/2 are taken off, pi/2 cut in three so that each k * part is
+ * exact while |k| < 2^20, and the rest, at most pi/4, goes through the Taylor series: below 2^-50.
+ * Without branches, so that loops over it become vector code.
+ */
+static inline void sine_cosine(double a, double *sine, double *cosine) {
+    const double shift = 0x1.8p52;
+    union {
+        double f;
+        uint64_t u;
+    } k = {a * 0.63661977236758134308 + shift}; /* k sits in the low bits */
+    double n = k.f - shift;
+    double r = a - n * 0x1.921fb544p+0;
+    r -= n * 0x1.0b4611a6p-34;
+    r -= n * 0x1.3198a2e037073p-69;
+    double z = r * r;
+    double s = -1.0 / 1307674368000.0;
+    s = s * z + 1.0 / 6227020800.0;
+    s = s * z - 1.0 / 39916800.0;
+    s = s * z + 1.0 / 362880.0;
+    s = s * z - 1.0 / 5040.0;
+    s = s * z + 1.0 / 120.0;
+    s = s * z - 1.0 / 6.0;
+    s = s * z * r + r;
+    double c = 1.0 / 20922789888000.0;
+    c = c * z - 1.0 / 87178291200.0;
+    c = c * z + 1.0 / 479001600.0;
+    c = c * z - 1.0 / 3628800.0;
+    c = c * z + 1.0 / 40320.0;
+    c = c * z - 1.0 / 720.0;
+    c = c * z + 1.0 / 24.0;
+    c = c * z - 0.5;
+    c = c * z + 1.0;
+    double p = k.u & 1 ? c : s, q = k.u & 1 ? s : c;
+    *sine = k.u & 2 ? -p : p;
+    *cosine = (k.u + 1) & 2 ? -q : q;
+}
+
+#define T float
+#define T_DTYPE XT_F32
+#define F(name) name##_f32
+#define POWER powf
+#include "norm_rows.h"
+#undef T
+#undef T_DTYPE
+#undef F
+#undef POWER
+
+#define T double
+#define T_DTYPE XT_F64
+#define F(name) name##_f64
+#define POWER pow
+#include "norm_rows.h"
+#undef T
+#undef T_DTYPE
+#undef F
+#undef POWER
+
+static bool wide(const struct xt_launch *l) { return l->in[0]->dtype == XT_F64; }
+
+static enum xt_status rmsnorm(struct xt_ctx *ctx, const struct xt_launch *l) {
+    return wide(l) ? norm_f64(ctx, l, false) : norm_f32(ctx, l, false);
+}
+
+static enum xt_status layernorm(struct xt_ctx *ctx, const struct xt_launch *l) {
+    return wide(l) ? norm_f64(ctx, l, true) : norm_f32(ctx, l, true);
+}
+
+static enum xt_status rmsnorm_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
+    return wide(l) ? norm_grad_f64(ctx, l, false) : norm_grad_f32(ctx, l, false);
+}
+
+static enum xt_status layernorm_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
+    return wide(l) ? norm_grad_f64(ctx, l, true) : norm_grad_f32(ctx, l, true);
+}
+
+static enum xt_status rope(struct xt_ctx *ctx, const struct xt_launch *l) {
+    return wide(l) ? rope_f64(ctx, l, 1) : rope_f32(ctx, l, 1);
+}
+
+static enum xt_status rope_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
+    return wide(l) ? rope_f64(ctx, l, -1) : rope_f32(ctx, l, -1);
+}
+
+const struct xt_kernel XT_CPU(norm_kernels)[] = {
+    {"rmsnorm", XT_FLOATS, XT_INNER, rmsnorm},
+    {"rmsnorm_grad", XT_FLOATS, XT_INNER, rmsnorm_grad},
+    {"layernorm", XT_FLOATS, XT_INNER, layernorm},
+    {"layernorm_grad", XT_FLOATS, XT_INNER, layernorm_grad},
+    {"rope", XT_FLOATS, XT_INNER, rope},
+    {"rope_grad", XT_FLOATS, XT_INNER, rope_grad},
+    {0},
+};
