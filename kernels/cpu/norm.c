@@ -1,5 +1,5 @@
 /*
- * norm.c: rmsnorm, layernorm and rope, row by row. The formulas are in norm_rows.h, in f32 for f32,
+ * norm.c: rmsnorm, layernorm and rope, row by row. The formulas are in norm_type.h, in f32 for f32,
  * bf16 and f16 and in f64 for f64.
  */
 #include "rows.h"
@@ -63,7 +63,7 @@ static inline void sine_cosine(double a, double *sine, double *cosine) {
 #define T_DTYPE XT_F32
 #define F(name) name##_f32
 #define POWER powf
-#include "norm_rows.h"
+#include "norm_type.h"
 #undef T
 #undef T_DTYPE
 #undef F
@@ -73,13 +73,15 @@ static inline void sine_cosine(double a, double *sine, double *cosine) {
 #define T_DTYPE XT_F64
 #define F(name) name##_f64
 #define POWER pow
-#include "norm_rows.h"
+#include "norm_type.h"
 #undef T
 #undef T_DTYPE
 #undef F
 #undef POWER
 
-static bool wide(const struct xt_launch *l) { return l->in[0]->dtype == XT_F64; }
+static bool wide(const struct xt_launch *l) {
+    return l->in[0]->dtype == XT_F64;
+}
 
 static enum xt_status rmsnorm(struct xt_ctx *ctx, const struct xt_launch *l) {
     return wide(l) ? norm_f64(ctx, l, false) : norm_f32(ctx, l, false);

@@ -10,11 +10,11 @@
 struct rows {
     const char *data;
     enum xt_dtype dtype;
-    int ndim;                     /* outer dimensions after merging, 1 or more */
-    int64_t count;                /* rows */
-    int64_t d;                    /* elements of a row */
-    int64_t shape[XT_MAX_DIMS];   /* of the outer dimensions */
-    int64_t stride[XT_MAX_DIMS];  /* in bytes */
+    int ndim;                    /* outer dimensions after merging, 1 or more */
+    int64_t count;               /* rows */
+    int64_t d;                   /* elements of a row */
+    int64_t shape[XT_MAX_DIMS];  /* of the outer dimensions */
+    int64_t stride[XT_MAX_DIMS]; /* in bytes */
 };
 
 /* The rows of t over its first `outer` dimensions; what is left is one row. */

@@ -12,7 +12,9 @@
 
 /* ---- what rmsnorm and layernorm share -------------------------------------------------------- */
 
-static enum xt_dtype arithmetic(enum xt_dtype dtype) { return dtype == XT_F64 ? XT_F64 : XT_F32; }
+static enum xt_dtype arithmetic(enum xt_dtype dtype) {
+    return dtype == XT_F64 ? XT_F64 : XT_F32;
+}
 
 static enum xt_status want_row(struct xt_ctx *ctx, const struct xt_tensor *x) {
     if (x->ndim > 0) return XT_OK;
@@ -25,8 +27,10 @@ static enum xt_status want_gain(struct xt_ctx *ctx, const char *name, const stru
     char gain_text[TEXT_BYTES], x_text[TEXT_BYTES];
     if (!gain) return XT_OK;
     if (gain->ndim != 1 || gain->shape[0] != x->shape[x->ndim - 1])
-        return xt_fail(ctx, XT_SHAPE, "%s is %s, wanted one number for each of the last dimension "
-                       "of x, which is %s", name, xt_describe(gain, gain_text, sizeof gain_text),
+        return xt_fail(ctx, XT_SHAPE,
+                       "%s is %s, wanted one number for each of the last dimension "
+                       "of x, which is %s",
+                       name, xt_describe(gain, gain_text, sizeof gain_text),
                        xt_describe(x, x_text, sizeof x_text));
     if (gain->dtype != x->dtype && gain->dtype != arithmetic(x->dtype))
         return xt_fail(ctx, XT_DTYPE, "%s is %s, wanted %s or %s for an x of %s", name,
@@ -69,12 +73,9 @@ static enum xt_status rmsnorm_infer(struct xt_ctx *ctx, const struct xt_op *op,
 }
 
 static const struct xt_param rmsnorm_grad_params[] = {
-    {.name = "grad", .kind = XT_P_TENSOR},
-    {.name = "x", .kind = XT_P_TENSOR},
-    {.name = "weight", .kind = XT_P_TENSOR},
-    {.name = "rstd", .kind = XT_P_TENSOR},
-    {.name = "gain", .kind = XT_P_BOOL},
-    {0},
+    {.name = "grad", .kind = XT_P_TENSOR},   {.name = "x", .kind = XT_P_TENSOR},
+    {.name = "weight", .kind = XT_P_TENSOR}, {.name = "rstd", .kind = XT_P_TENSOR},
+    {.name = "gain", .kind = XT_P_BOOL},     {0},
 };
 
 static enum xt_status rmsnorm_grad_infer(struct xt_ctx *ctx, const struct xt_op *op,
@@ -214,7 +215,10 @@ static const struct xt_op xt_op_layernorm = {
 static const struct xt_param rope_params[] = {
     {.name = "x", .kind = XT_P_TENSOR},
     {.name = "theta", .kind = XT_P_REAL, .optional = true, .named = true, .fallback = 10000},
-    {.name = "layout", .kind = XT_P_CHOICE, .optional = true, .named = true,
+    {.name = "layout",
+     .kind = XT_P_CHOICE,
+     .optional = true,
+     .named = true,
      .choices = "half|interleaved"},
     {.name = "offset", .kind = XT_P_INT, .optional = true, .named = true},
     {.name = "positions", .kind = XT_P_TENSOR, .optional = true, .named = true},
@@ -236,13 +240,14 @@ static enum xt_status rope_infer(struct xt_ctx *ctx, const struct xt_op *op,
     if (p->dtype != XT_I32 && p->dtype != XT_I64)
         return xt_fail(ctx, XT_DTYPE, "positions is %s, wanted i32 or i64",
                        xt_describe(p, text, sizeof text));
-    bool fits = p->ndim == 1 ? p->shape[0] == x->shape[1]
-                             : p->ndim == 2 && p->shape[0] == x->shape[0] &&
-                                   p->shape[1] == x->shape[1];
+    bool fits = p->ndim == 1
+                    ? p->shape[0] == x->shape[1]
+                    : p->ndim == 2 && p->shape[0] == x->shape[0] && p->shape[1] == x->shape[1];
     if (!fits)
-        return xt_fail(ctx, XT_SHAPE, "positions is %s, wanted (S) or (B, S) for x (B, S, H, D), "
-                       "which is %s", xt_describe(p, text, sizeof text),
-                       xt_describe(x, x_text, sizeof x_text));
+        return xt_fail(ctx, XT_SHAPE,
+                       "positions is %s, wanted (S) or (B, S) for x (B, S, H, D), "
+                       "which is %s",
+                       xt_describe(p, text, sizeof text), xt_describe(x, x_text, sizeof x_text));
     return XT_OK;
 }
 
@@ -278,6 +283,6 @@ static const struct xt_op xt_op_rope = {
 };
 
 xt_op_list xt_ops_norm = {
-    &xt_op_rmsnorm, &xt_op_layernorm, &xt_op_rope, &xt_op_rmsnorm_grad, &xt_op_layernorm_grad, &xt_op_rope_grad,
-    NULL,
+    &xt_op_rmsnorm,        &xt_op_layernorm, &xt_op_rope, &xt_op_rmsnorm_grad,
+    &xt_op_layernorm_grad, &xt_op_rope_grad, NULL,
 };

@@ -1,5 +1,5 @@
 /*
- * norm_rows.h: rmsnorm, layernorm and rope in one arithmetic: T is float, for f32, bf16 and f16, or
+ * norm_type.h: rmsnorm, layernorm and rope in one arithmetic: T is float, for f32, bf16 and f16, or
  * double. norm.c includes this once for each, with F(name) naming the functions and T_DTYPE the dtype
  * that needs no conversion.
  */
@@ -78,7 +78,8 @@ static void F(layer_row)(const T *restrict x, const T *restrict w, const T *rest
 /* Both norms; `layer` tells which. Per thread, room for a row of x and one of y. */
 static enum xt_status F(norm)(struct xt_ctx *ctx, const struct xt_launch *l, bool layer) {
     const struct xt_tensor *wt = l->in[1], *bt = layer ? l->in[2] : NULL;
-    struct xt_tensor *y = l->out[0], *mean = layer ? l->out[1] : NULL, *rstd = l->out[layer ? 2 : 1];
+    struct xt_tensor *y = l->out[0], *mean = layer ? l->out[1] : NULL,
+                     *rstd = l->out[layer ? 2 : 1];
     struct rows x;
     rows_of(l->in[0], &x);
     if (x.count == 0 || x.d == 0) return fill_nothing(l);
@@ -155,8 +156,7 @@ static void F(layer_row_grad)(const T *restrict g, const T *restrict x, const T 
             dw[i] += g[i] * ((x[i] - mean) * rstd);
             db[i] += g[i];
         }
-    for (int64_t i = 0; i < d; i++)
-        dx[i] = rstd * (g[i] * w[i] - sum - (x[i] - mean) * rstd * dot);
+    for (int64_t i = 0; i < d; i++) dx[i] = rstd * (g[i] * w[i] - sum - (x[i] - mean) * rstd * dot);
 }
 
 /* to[i] = sum over b of parts[b * stride + i], in order of b. */
@@ -194,7 +194,8 @@ static enum xt_status F(norm_grad)(struct xt_ctx *ctx, const struct xt_launch *l
     if (!plain) XT_TRY(xt_scratch_get(ctx, XT_CPU, bytes, (void **)&scratch));
     T *ones = scratch + threads * room, *sums = ones + d;
     const T *w = ones;
-    if (wt) w = F(load)(xt_data(wt), wt->dtype, d, ones);
+    if (wt)
+        w = F(load)(xt_data(wt), wt->dtype, d, ones);
     else
         for (int64_t i = 0; i < d; i++) ones[i] = 1;
     T *dw = gain ? xt_data(l->out[1]) : NULL, *db = gain && layer ? xt_data(l->out[2]) : NULL;
@@ -275,14 +276,15 @@ static enum xt_status F(rope)(struct xt_ctx *ctx, const struct xt_launch *l, T s
     const int64_t S = x->shape[1], H = x->shape[2], D = x->shape[3], half = D / 2;
     if (xt_numel(x) == 0) return XT_OK;
     const bool same = x->dtype == T_DTYPE, interleaved = l->attrs[1].i == 1;
-    const int64_t lines = x->shape[0] * S;              /* (b, s) */
+    const int64_t lines = x->shape[0] * S;                /* (b, s) */
     const int64_t places = p && p->ndim == 2 ? lines : S; /* rows of the table */
     const int threads = lines * H * D > XT_CPU_GRAIN ? xt_threads(ctx) : 1;
     const size_t bytes = (size_t)(places * D + half + (same ? 0 : threads * 2 * D)) * sizeof(T);
     T *table;
     XT_TRY(xt_scratch_get(ctx, XT_CPU, bytes, (void **)&table));
     T *frequency = table + places * D, *buffers = frequency + half;
-    for (int64_t i = 0; i < half; i++) frequency[i] = 1 / POWER((T)l->attrs[0].f, (T)(2 * i) / (T)D);
+    for (int64_t i = 0; i < half; i++)
+        frequency[i] = 1 / POWER((T)l->attrs[0].f, (T)(2 * i) / (T)D);
     const int64_t bytes_x = (int64_t)xt_dtype_bytes(x->dtype), offset = l->attrs[2].i;
     const char *from = xt_data(x);
     char *out = xt_data(l->out[0]);
@@ -290,8 +292,8 @@ static enum xt_status F(rope)(struct xt_ctx *ctx, const struct xt_launch *l, T s
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < places; i++)
-            F(rope_angles)(F(position)(p, offset, i / S, i % S), frequency, half, sign,
-                           table + i * D);
+            F(rope_angles)
+            (F(position)(p, offset, i / S, i % S), frequency, half, sign, table + i * D);
         T *buffer = same ? NULL : buffers + omp_get_thread_num() * 2 * D;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < lines; i++) {
@@ -299,11 +301,13 @@ static enum xt_status F(rope)(struct xt_ctx *ctx, const struct xt_launch *l, T s
             const int64_t at = i / S * x->stride[0] + i % S * x->stride[1];
             for (int64_t h = 0; h < H; h++) {
                 char *to = out + (i * H + h) * D * bytes_x;
-                const T *row = F(load)(from + (at + h * x->stride[2]) * bytes_x, x->dtype, D,
-                                       buffer);
+                const T *row =
+                    F(load)(from + (at + h * x->stride[2]) * bytes_x, x->dtype, D, buffer);
                 T *result = same ? (T *)(void *)to : buffer + D;
-                if (interleaved) F(rope_interleaved)(row, turn, half, result);
-                else F(rope_half)(row, turn, half, result);
+                if (interleaved)
+                    F(rope_interleaved)(row, turn, half, result);
+                else
+                    F(rope_half)(row, turn, half, result);
                 F(store)(result, x->dtype, D, to);
             }
         }
