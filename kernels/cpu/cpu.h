@@ -22,6 +22,9 @@
 /* Converts n contiguous elements between a float dtype and f32. */
 void XT_CPU(load_f32)(const void *from, enum xt_dtype dtype, int64_t n, float *to);
 void XT_CPU(store_f32)(const float *from, enum xt_dtype dtype, int64_t n, void *to);
+/* The same between any two dtypes, rounding once; float to integer truncates and saturates. */
+void XT_CPU(convert)(const void *from, enum xt_dtype from_dtype, int64_t n, void *to,
+                     enum xt_dtype to_dtype);
 
 /* Copies shape's elements of `bytes` (1, 2, 4 or 8) each; strides in elements, any. The two places do
    not overlap. */

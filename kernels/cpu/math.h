@@ -18,15 +18,21 @@ union xt_f32_bits {
     uint32_t u; /* its bits */
 };
 
-static inline uint32_t xt_bits_f32(float f) { return (union xt_f32_bits){.f = f}.u; }
-static inline float xt_from_bits_f32(uint32_t u) { return (union xt_f32_bits){.u = u}.f; }
+static inline uint32_t xt_bits_f32(float f) {
+    return (union xt_f32_bits){.f = f}.u;
+}
+static inline float xt_from_bits_f32(uint32_t u) {
+    return (union xt_f32_bits){.u = u}.f;
+}
 
 /* Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. */
 #define XT_ROUND_F32 12582912.0f
 #define XT_ROUND_F64 6755399441055744.0
 
 /* 2^n for -126 <= n <= 127. */
-static inline float xt_pow2_f32(int32_t n) { return xt_from_bits_f32((uint32_t)(n + 127) << 23); }
+static inline float xt_pow2_f32(int32_t n) {
+    return xt_from_bits_f32((uint32_t)(n + 127) << 23);
+}
 
 /* x = n ln 2 + r, |r| <= ln 2 / 2; e^r by a polynomial; 2^n as two factors, for the subnormals. */
 static inline float xt_exp_f32(float x) {
@@ -71,7 +77,9 @@ static inline float xt_log_f32(float x) {
     return x >= 0.0f ? y : NAN;
 }
 
-static inline float xt_sigmoid_f32(float x) { return 1.0f / (1.0f + xt_exp_f32(-x)); }
+static inline float xt_sigmoid_f32(float x) {
+    return 1.0f / (1.0f + xt_exp_f32(-x));
+}
 
 /* Near 0 a polynomial, elsewhere 1 - 2 / (e^2|x| + 1). */
 static inline float xt_tanh_f32(float x) {
@@ -132,13 +140,23 @@ static inline float xt_sin_quarters_f32(float x, uint32_t quarters) {
     return xt_from_bits_f32(xt_bits_f32(y) ^ ((k & 2u) << 30));
 }
 
-static inline float xt_sin_f32(float x) { return xt_sin_quarters_f32(x, 0); }
-static inline float xt_cos_f32(float x) { return xt_sin_quarters_f32(x, 1); }
+static inline float xt_sin_f32(float x) {
+    return xt_sin_quarters_f32(x, 0);
+}
+static inline float xt_cos_f32(float x) {
+    return xt_sin_quarters_f32(x, 1);
+}
 
 /* Squares are common and exact enough without a call; the rest is libm's. */
-static inline float xt_pow_f32(float x, float p) { return p == 2.0f ? x * x : powf(x, p); }
-static inline double xt_pow_f64(double x, double p) { return p == 2.0 ? x * x : pow(x, p); }
-static inline double xt_sigmoid_f64(double x) { return 1.0 / (1.0 + exp(-x)); }
+static inline float xt_pow_f32(float x, float p) {
+    return p == 2.0f ? x * x : powf(x, p);
+}
+static inline double xt_pow_f64(double x, double p) {
+    return p == 2.0 ? x * x : pow(x, p);
+}
+static inline double xt_sigmoid_f64(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
 
 #define XT_BY_TYPE(x, f32, f64) _Generic((x), float : f32, double : f64)
 #define XT_EXP(x) XT_BY_TYPE(x, xt_exp_f32, exp)(x)
