@@ -49,12 +49,15 @@ void xtbind_check(lua_State *L, enum xt_status status);
 int xtbind_nil(lua_State *L, const char *who);
 /* Collects everything when much was made since the last time; `all`: in any case. */
 void xtbind_collect(struct xtbind *b, bool all);
+void xtbind_collect_soon(struct xtbind *b); /* before a backward: unless little was made */
+void xtbind_unref(struct xtbind *b);        /* the last one frees the context */
 /* Set by the program when Ctrl-C is pressed. Polled by xt.interrupted. */
 extern volatile sig_atomic_t xtbind_interrupt;
 extern volatile sig_atomic_t xtbind_polled; /* the script asks for itself */
 
 /* tensor.c */
 struct xt_tensor **xtbind_new_box(lua_State *L); /* pushes an empty tensor */
+struct xt_tensor **xtbind_box(lua_State *L, const struct xtbind *b); /* the same, faster */
 /* Fills the box; the reference becomes the box's. */
 void xtbind_fill(struct xtbind *b, struct xt_tensor **box, struct xt_tensor *t);
 /* Pushes a tensor, taking over the caller's reference. May raise only while making the box: call it
@@ -66,6 +69,11 @@ struct xt_tensor *xtbind_check_tensor(lua_State *L, int index); /* raises */
 /* A shape table at index; {} is a scalar. `who` and `what` name the op and argument in errors. */
 void xtbind_check_shape(lua_State *L, int index, const char *who, struct xt_spec *spec);
 enum xt_dtype xtbind_check_dtype(lua_State *L, int index, const char *who);
+enum xt_device xtbind_check_device(lua_State *L, int index, const char *who); /* one that is there */
+const char *xtbind_device_name(enum xt_device device);
+/* backward's and grad's tail: [seed tensor] [, {retain = true}]. */
+bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,
+                                  struct xt_tensor **seed);
 void xtbind_open_tensor(lua_State *L, struct xtbind *b); /* core table on top */
 
 /* op.c */
@@ -74,8 +82,9 @@ uint64_t xtbind_check_seed(lua_State *L, int index, const char *who, const char 
 /* An integer, or a float that is exactly one. False: it is neither. */
 bool xtbind_to_int(lua_State *L, int index, int64_t *out);
 const char *xtbind_kind(lua_State *L, int index); /* "a string", "f32 2x3", "the number 0.5" */
-/* "'a', 'b', 'c'", nearest to `given` first, as a string on the stack; names ends with NULL. */
+/* "'a', 'b', 'c'", nearest to `given` first, as a string on the stack. */
 const char *xtbind_nearest(lua_State *L, const char *given, const char *const *names, int n);
+const char *xtbind_signature(lua_State *L, const struct xt_op *op); /* pushed */
 void xtbind_open_op(lua_State *L, struct xtbind *b);
 
 /* core.c: constructors, autograd, seeds, memory. */

@@ -14,7 +14,8 @@
 volatile sig_atomic_t xtbind_interrupt;
 volatile sig_atomic_t xtbind_polled;
 
-static const char anchor_key = 0; /* its address is the key in the registry */
+/* Their addresses are keys in the registry. */
+static const char anchor_key = 0, library_key = 1;
 
 #define COLLECT_BYTES ((size_t)64 << 20)
 
@@ -32,7 +33,7 @@ struct xt_ctx *xtbind_ctx(lua_State *L) {
     return b->ctx;
 }
 
-static void release(struct xtbind *b) {
+void xtbind_unref(struct xtbind *b) {
     if (--b->refs) return;
     xt_ctx_free(b->ctx);
     free(b);
@@ -42,7 +43,7 @@ static int close_anchor(lua_State *L) {
     struct xtbind **anchor = lua_touserdata(L, 1);
     if (*anchor) {
         (*anchor)->main = (*anchor)->L = NULL; /* the hooks must not touch a closing state */
-        release(*anchor);
+        xtbind_unref(*anchor);
     }
     *anchor = NULL;
     return 0;
@@ -84,8 +85,10 @@ static void locate(void *user, struct xt_ctx *ctx, struct xt_where *out) {
 
 int xtbind_error(lua_State *L, const char *format, ...) {
     lua_Debug ar;
-    if (find_line(L, &ar)) lua_pushfstring(L, "%s:%d: ", file_of(&ar), ar.currentline);
-    else lua_pushliteral(L, "");
+    if (find_line(L, &ar))
+        lua_pushfstring(L, "%s:%d: ", file_of(&ar), ar.currentline);
+    else
+        lua_pushliteral(L, "");
     va_list values;
     va_start(values, format);
     lua_pushvfstring(L, format, values);
@@ -102,8 +105,10 @@ void xtbind_check(lua_State *L, enum xt_status status) {
 int xtbind_nil(lua_State *L, const char *who) {
     lua_pushnil(L);
     const char *sentence = xt_error(xtbind_of(L)->ctx);
-    if (who) lua_pushfstring(L, "%s: %s", who, sentence);
-    else lua_pushstring(L, sentence);
+    if (who)
+        lua_pushfstring(L, "%s: %s", who, sentence);
+    else
+        lua_pushstring(L, sentence);
     return 2;
 }
 
@@ -129,6 +134,13 @@ void xtbind_collect(struct xtbind *b, bool all) {
     lua_gc(b->main, LUA_GCCOLLECT);
     b->collecting = false;
     b->made_bytes = made;
+}
+
+/* A full collection takes a tenth of a millisecond: not worth it for a few kilobytes. */
+void xtbind_collect_soon(struct xtbind *b) {
+    size_t made, live;
+    count_bytes(b, &made, &live);
+    if (made - b->made_bytes > COLLECT_BYTES / 64) xtbind_collect(b, true);
 }
 
 static void collect(void *user) {
@@ -159,12 +171,9 @@ static void preload_library(lua_State *L) {
         lua_pushcclosure(L, require_embedded, 1);
         lua_setfield(L, -2, file->name);
     }
-    static const luaL_Reg parts[] = {{"json", xtbind_json},
-                                     {"safetensors", xtbind_safetensors},
-                                     {"data", xtbind_data},
-                                     {"file", xtbind_file},
-                                     {"tokenizer", xtbind_tokenizer},
-                                     {NULL, NULL}};
+    static const luaL_Reg parts[] = {
+        {"json", xtbind_json}, {"safetensors", xtbind_safetensors}, {"data", xtbind_data},
+        {"file", xtbind_file}, {"tokenizer", xtbind_tokenizer},     {NULL, NULL}};
     for (const luaL_Reg *part = parts; part->name; part++) {
         lua_pushfstring(L, "xtrain.core.%s", part->name);
         lua_pushcfunction(L, part->func);
@@ -202,6 +211,8 @@ static struct xtbind *new_anchor(lua_State *L) {
 }
 
 int luaopen_xtrain(lua_State *L) {
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &library_key) == LUA_TTABLE) return 1;
+    lua_pop(L, 1);
     struct xtbind *b = new_anchor(L);
     lua_gc(L, LUA_GCINC, 0, 0, 0); /* a userdata that lives through two young ones stays for good */
     preload_library(L);
@@ -221,5 +232,7 @@ int luaopen_xtrain(lua_State *L) {
         lua_call(L, 1, 0);
     }
     lua_settop(L, core);
+    lua_pushvalue(L, core);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &library_key);
     return 1;
 }
