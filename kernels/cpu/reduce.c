@@ -8,8 +8,6 @@
 #include "cpu.h"
 #include "math.h"
 
-#include <float.h>
-#include <math.h>
 #include <omp.h>
 #include <string.h>
 
@@ -569,13 +567,6 @@ static struct job job_along(const struct xt_tensor *x, int64_t dim, int n_inputs
 
 /* ---- softmax and its kin --------------------------------------------------------------------- */
 
-static inline float exp_of_f32(float x) {
-    return xt_expf(x);
-}
-static inline double exp_of_f64(double x) {
-    return exp(x);
-}
-
 #define MAX_OF(name, TYPE)                                                                         \
     static TYPE max_of_##name(const TYPE *x, int64_t n) {                                          \
         union total t = {.f = -INFINITY};                                                          \
@@ -609,7 +600,7 @@ MAX_OF(f64, double)
         TYPE *restrict y = at[1];                                                                  \
         for (int64_t r = 0; r < rows; r++, x += n, y += n) {                                       \
             TYPE max = max_of_##name(x, n);                                                        \
-            for (int64_t j = 0; j < n; j++) y[j] = exp_of_##name(x[j] - max);                      \
+            for (int64_t j = 0; j < n; j++) y[j] = XT_EXP(x[j] - max);                             \
             TYPE scale = (TYPE)(1.0 / sum_of_##name(y, n));                                        \
             for (int64_t j = 0; j < n; j++) y[j] *= scale;                                         \
         }                                                                                          \
@@ -620,7 +611,7 @@ MAX_OF(f64, double)
         double total = 0;                                                                          \
         for (int64_t i = 0; i < n; i += PIECE) {                                                   \
             int64_t m = n - i < PIECE ? n - i : PIECE;                                             \
-            for (int64_t j = 0; j < m; j++) e[j] = exp_of_##name(x[i + j] - max);                  \
+            for (int64_t j = 0; j < m; j++) e[j] = XT_EXP(x[i + j] - max);                         \
             total += sum_of_##name(e, m);                                                          \
         }                                                                                          \
         return total;                                                                              \
@@ -659,7 +650,7 @@ MAX_OF(f64, double)
         TYPE *restrict dx = at[2];                                                                 \
         for (int64_t r = 0; r < rows; r++, y += n, g += n, dx += n) {                              \
             TYPE total = (TYPE)sum_of_##name(g, n);                                                \
-            for (int64_t j = 0; j < n; j++) dx[j] = g[j] - exp_of_##name(y[j]) * total;            \
+            for (int64_t j = 0; j < n; j++) dx[j] = g[j] - XT_EXP(y[j]) * total;                   \
         }                                                                                          \
     }                                                                                              \
     static void logsumexp_grad_rows_##name(const struct job *job, void *const *at, int64_t rows) { \
@@ -670,7 +661,7 @@ MAX_OF(f64, double)
             if (y[r] == -(TYPE)INFINITY)                                                           \
                 memset(dx, 0, (size_t)n * sizeof *dx);                                             \
             else                                                                                   \
-                for (int64_t j = 0; j < n; j++) dx[j] = g[r] * exp_of_##name(x[j] - y[r]);         \
+                for (int64_t j = 0; j < n; j++) dx[j] = g[r] * XT_EXP(x[j] - y[r]);                \
         }                                                                                          \
     }                                                                                              \
     static void cumsum_rows_##name(const struct job *job, void *const *at, int64_t rows) {         \
@@ -800,6 +791,7 @@ static enum xt_status along(struct xt_ctx *ctx, const struct xt_launch *l, int64
                             unsigned one_long, job_fn *f32, job_fn *f64, job_fn *i64) {
     const struct xt_tensor *x = l->in[0];
     job_fn *const fns[] = {f32, f64, i64};
+    if (xt_numel(l->out[0]) == 0) return XT_OK;
     struct job job = job_along(x, dim, l->n_in);
     job.run = fns[work_of(x->dtype)];
     for (int k = 0; k < l->n_in + l->n_out; k++)

@@ -177,9 +177,9 @@ static enum xt_status embedding_back(struct xt_ctx *ctx, struct xt_grads *g) {
     enum xt_status status = XT_OK;
     bool add;
     for (int d = 0; d < g->in_spec[1].ndim; d++) flat[0] *= g->in_spec[1].shape[d];
-    XT_TRY(xt_grads_target(ctx, g, 0, &target, &add));
     XT_GO(xt_reshape(ctx, g->in[1], flat, 1, &in[1]));
     XT_GO(xt_reshape(ctx, g->grad_out[0], flat, 2, &in[2]));
+    XT_GO(xt_grads_target(ctx, g, 0, &target, &add));
     if (target) {
         struct xt_args args;
         in[0] = xt_tensor_retain(target);

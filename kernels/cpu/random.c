@@ -1,0 +1,262 @@
+/*
+ * random.c: numbers drawn by counting: element i hashes seed XOR i * golden (design, section 5).
+ * What a loop hashes at a time goes through a small array, so that the 64-bit hashing and the
+ * narrower work on the elements each become vector code.
+ */
+#include "cpu.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define GOLDEN UINT64_C(0x9E3779B97F4A7C15)
+#define UNIT 1024 /* elements hashed at a time */
+
+/* splitmix64 but for its last x ^= x >> 31, which changes nothing from bit 33 up. */
+static inline uint64_t hash_high(uint64_t seed, uint64_t i) {
+    uint64_t x = (seed ^ (i * GOLDEN)) + GOLDEN;
+    x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    return (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
+}
+
+static inline uint64_t hash(uint64_t seed, uint64_t i) {
+    uint64_t x = hash_high(seed, i);
+    return x ^ (x >> 31);
+}
+
+/* bits[j] = the top 24 bits of the hash of element first + j. */
+static void draw_bits(uint64_t seed, int64_t first, int64_t n, uint32_t *bits) {
+    for (int64_t j = 0; j < n; j++)
+        bits[j] = (uint32_t)(hash_high(seed, (uint64_t)(first + j)) >> 40);
+}
+
+/* u >= p in f32, u = bits / 2^24, is bits >= this: p * 2^24 is exact in f64. */
+static uint32_t threshold(double p) {
+    return (uint32_t)ceil((double)(float)p * 0x1p24);
+}
+
+/* ---- dropout --------------------------------------------------------------------------------- */
+
+static void drop_unit(uint64_t seed, int64_t first, int64_t n, uint32_t least, float scale,
+                      enum xt_dtype dtype, const char *x, char *y) {
+    uint32_t bits[UNIT];
+    draw_bits(seed, first, n, bits);
+    if (dtype == XT_F64) {
+        const double *from = (const double *)(const void *)x;
+        double *to = (double *)(void *)y;
+        for (int64_t j = 0; j < n; j++) to[j] = bits[j] >= least ? from[j] * (double)scale : 0;
+        return;
+    }
+    float wide[UNIT];
+    const float *from = (const float *)(const void *)x;
+    float *to = dtype == XT_F32 ? (float *)(void *)y : wide;
+    if (dtype != XT_F32) {
+        XT_CPU(load_f32)(x, dtype, n, wide);
+        from = wide;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        float scaled = from[j] * scale;
+        to[j] = bits[j] >= least ? scaled : 0.0f;
+    }
+    if (dtype != XT_F32) XT_CPU(store_f32)(wide, dtype, n, y);
+}
+
+static enum xt_status dropout_apply(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *x = l->in[0];
+    double p = l->attrs[0].f;
+    uint64_t seed = xt_launch_seed(l, 1, 1);
+    uint32_t least = threshold(p);
+    float scale = (float)(1.0 / (1.0 - p));
+    int64_t n = xt_numel(x), bytes = (int64_t)xt_dtype_bytes(x->dtype);
+    const char *from = xt_data(x);
+    char *to = xt_data(l->out[0]);
+#pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (n > XT_CPU_GRAIN)
+    for (int64_t i = 0; i < n; i += UNIT)
+        drop_unit(seed, i, n - i < UNIT ? n - i : UNIT, least, scale, x->dtype, from + i * bytes,
+                  to + i * bytes);
+    return XT_OK;
+}
+
+static enum xt_status dropout_mask(struct xt_ctx *ctx, const struct xt_launch *l) {
+    double p = l->attrs[1].f;
+    uint64_t seed = xt_launch_seed(l, 2, 0);
+    uint32_t least = threshold(p);
+    float scale = (float)(1.0 / (1.0 - p));
+    int64_t n = xt_numel(l->out[0]);
+    float *y = xt_data(l->out[0]);
+#pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (n > XT_CPU_GRAIN)
+    for (int64_t i = 0; i < n; i += UNIT) {
+        int64_t m = n - i < UNIT ? n - i : UNIT;
+        uint32_t bits[UNIT];
+        draw_bits(seed, i, m, bits);
+        for (int64_t j = 0; j < m; j++) y[i + j] = bits[j] >= least ? scale : 0.0f;
+    }
+    return XT_OK;
+}
+
+/* ---- rand, randn ----------------------------------------------------------------------------- */
+
+static enum xt_status uniform(struct xt_ctx *ctx, const struct xt_launch *l) {
+    uint64_t seed = xt_launch_seed(l, 1, 0);
+    int64_t n = xt_numel(l->out[0]);
+    float *y = xt_data(l->out[0]);
+#pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (n > XT_CPU_GRAIN)
+    for (int64_t i = 0; i < n; i += UNIT) {
+        int64_t m = n - i < UNIT ? n - i : UNIT;
+        uint32_t bits[UNIT];
+        draw_bits(seed, i, m, bits);
+        for (int64_t j = 0; j < m; j++) y[i + j] = (float)(int32_t)bits[j] * 0x1p-24f;
+    }
+    return XT_OK;
+}
+
+static inline double from_bits(uint64_t bits) {
+    union {
+        uint64_t u;
+        double f;
+    } v = {bits};
+    return v.f;
+}
+
+static inline uint64_t to_bits(double x) {
+    union {
+        double f;
+        uint64_t u;
+    } v = {x};
+    return v.u;
+}
+
+/* u = 2^e m with sqrt(1/2) <= m < sqrt(2); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its series
+   to 1e-14. For 0 < u <= 1. */
+static inline double log_of(double u) {
+    const uint64_t root = UINT64_C(0x3FE6A09E667F3BCD); /* sqrt(1/2) */
+    uint64_t moved = to_bits(u) - root;
+    /* e + 1024 as an integer in the low bits of 2^52. */
+    double e = from_bits(((moved + (UINT64_C(1024) << 52)) >> 52) | UINT64_C(0x4330000000000000));
+    double m = from_bits((moved & UINT64_C(0xFFFFFFFFFFFFF)) + root);
+    double s = (m - 1.0) / (m + 1.0), z = s * s;
+    double p = 1.0 / 17.0;
+    p = p * z + 1.0 / 15.0;
+    p = p * z + 1.0 / 13.0;
+    p = p * z + 1.0 / 11.0;
+    p = p * z + 1.0 / 9.0;
+    p = p * z + 1.0 / 7.0;
+    p = p * z + 1.0 / 5.0;
+    p = p * z + 1.0 / 3.0;
+    p = p * z + 1.0;
+    return (e - (0x1p52 + 1024.0)) * 0.693147180559945309417 + 2.0 * s * p;
+}
+
+/* cos(2 pi turn / 2^31): quarter turns and a rest within an eighth, series to 1e-14. */
+static inline double cos_of(int32_t turn) {
+    uint32_t quarter = ((uint32_t)turn + (1u << 28)) >> 29;
+    double r = (double)(int32_t)((uint32_t)turn - (quarter << 29)) * 2.925836158534319358e-9;
+    double z = r * r;
+    double c = -1.0 / 87178291200.0, s = -1.0 / 1307674368000.0;
+    c = c * z + 1.0 / 479001600.0;
+    s = s * z + 1.0 / 6227020800.0;
+    c = c * z - 1.0 / 3628800.0;
+    s = s * z - 1.0 / 39916800.0;
+    c = c * z + 1.0 / 40320.0;
+    s = s * z + 1.0 / 362880.0;
+    c = c * z - 1.0 / 720.0;
+    s = s * z - 1.0 / 5040.0;
+    c = c * z + 1.0 / 24.0;
+    s = s * z + 1.0 / 120.0;
+    c = c * z - 0.5;
+    s = s * z - 1.0 / 6.0;
+    c = c * z + 1.0;
+    s = s * z + 1.0;
+    s *= r;
+    double y = quarter & 1u ? s : c;
+    return (quarter + 1) & 2u ? -y : y;
+}
+
+/* Products and sums are rounded apart, with the same bits on every instruction set and device. */
+__attribute__((optimize("fp-contract=off"))) static void normal_unit(uint64_t seed, int64_t first,
+                                                                     int64_t n, float *y) {
+    int32_t high[UNIT], low[UNIT];
+    double radius[UNIT];
+    for (int64_t j = 0; j < n; j++) {
+        uint64_t h = hash(seed, (uint64_t)(first + j));
+        high[j] = (int32_t)(h >> 33);
+        low[j] = (int32_t)(h >> 2 & 0x7FFFFFFF);
+    }
+    for (int64_t j = 0; j < n; j++)
+        radius[j] = sqrt(-2.0 * log_of(((double)high[j] + 1.0) * 0x1p-31));
+    for (int64_t j = 0; j < n; j++) y[j] = (float)(radius[j] * cos_of(low[j]));
+}
+
+static enum xt_status normal(struct xt_ctx *ctx, const struct xt_launch *l) {
+    uint64_t seed = xt_launch_seed(l, 1, 0);
+    int64_t n = xt_numel(l->out[0]);
+    float *y = xt_data(l->out[0]);
+#pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (n > XT_CPU_GRAIN)
+    for (int64_t i = 0; i < n; i += UNIT) normal_unit(seed, i, n - i < UNIT ? n - i : UNIT, y + i);
+    return XT_OK;
+}
+
+/* ---- multinomial ----------------------------------------------------------------------------- */
+
+/* The position drawn from one row; -1 when it holds no weights that can be drawn from. */
+static int64_t draw_row(const char *row, enum xt_dtype dtype, int64_t n, double u) {
+    int64_t bytes = (int64_t)xt_dtype_bytes(dtype), last = -1;
+    double sum = 0, target = 0;
+    /* Twice: for the row's sum, then to where the running sum, the same bits, passes u times it. */
+    for (int pass = 0; pass < 2; pass++) {
+        double running = 0;
+        bool bad = false;
+        for (int64_t i = 0; i < n; i += UNIT) {
+            int64_t m = n - i < UNIT ? n - i : UNIT;
+            double weight[UNIT];
+            float wide[UNIT];
+            if (dtype == XT_F64)
+                memcpy(weight, row + i * bytes, (size_t)m * sizeof *weight);
+            else {
+                XT_CPU(load_f32)(row + i * bytes, dtype, m, wide);
+                for (int64_t j = 0; j < m; j++) weight[j] = (double)wide[j];
+            }
+            for (int64_t j = 0; j < m; j++) {
+                bad |= !(weight[j] >= 0);
+                running += weight[j];
+                if (pass == 0 || weight[j] == 0) continue;
+                last = i + j;
+                if (running > target) return last;
+            }
+        }
+        if (bad || !(running > 0) || isinf(running)) return -1;
+        sum = running;
+        target = u * sum;
+    }
+    return last; /* u * sum was rounded up to the sum */
+}
+
+static enum xt_status multinomial(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *probs = l->in[0];
+    uint64_t seed = xt_launch_seed(l, 0, 1);
+    int64_t n = probs->shape[probs->ndim - 1], rows = xt_numel(probs) / n;
+    int64_t row_bytes = n * (int64_t)xt_dtype_bytes(probs->dtype);
+    const char *from = xt_data(probs);
+    int64_t *y = xt_data(l->out[0]);
+#pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (rows * n > XT_CPU_GRAIN)
+    for (int64_t r = 0; r < rows; r++) {
+        double u = (double)(hash(seed, (uint64_t)r) >> 11) * 0x1p-53;
+        y[r] = draw_row(from + r * row_bytes, probs->dtype, n, u);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        if (y[r] < 0)
+            return xt_fail(ctx, XT_VALUE,
+                           "row %" PRId64 " of probs cannot be drawn from: wanted weights of 0 or "
+                           "more with a finite sum above 0",
+                           r + 1);
+    return XT_OK;
+}
+
+const struct xt_kernel XT_CPU(random_kernels)[] = {
+    {"dropout_apply", XT_FLOATS, XT_CONTIGUOUS, dropout_apply},
+    {"dropout_mask", XT_ANY, XT_CONTIGUOUS, dropout_mask},
+    {"rand", XT_ANY, XT_CONTIGUOUS, uniform},
+    {"randn", XT_ANY, XT_CONTIGUOUS, normal},
+    {"multinomial", XT_FLOATS, XT_CONTIGUOUS, multinomial},
+    {0},
+};
