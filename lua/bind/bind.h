@@ -43,6 +43,7 @@ struct xtbind *xtbind_of(lua_State *L);      /* of any function; raises when xtr
 struct xt_ctx *xtbind_ctx(lua_State *L);     /* the same, and notes L as the running thread */
 /* Raises "FILE:LINE: message" with the line of the user's own code. */
 int xtbind_error(lua_State *L, const char *format, ...) __attribute__((noreturn));
+void xtbind_locate(struct xtbind *b, struct xt_where *out); /* the line of the user's own code */
 /* Raises the context's sentence unless status is XT_OK. Call it when nothing is owned. */
 void xtbind_check(lua_State *L, enum xt_status status);
 /* Pushes nil and the context's sentence, and returns 2: for what may fail in ordinary life. */
@@ -74,7 +75,8 @@ const char *xtbind_device_name(enum xt_device device);
 /* backward's and grad's tail: [seed tensor] [, {retain = true}]. */
 bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,
                                   struct xt_tensor **seed);
-void xtbind_open_tensor(lua_State *L, struct xtbind *b); /* core table on top */
+/* The open functions find `xt` on top of the stack, with a table xt.core for the library's own use. */
+void xtbind_open_tensor(lua_State *L, struct xtbind *b);
 
 /* op.c */
 /* A 64-bit seed: an integer, or a float that is exactly one. */

@@ -722,6 +722,8 @@ static void open_operators(lua_State *L, struct xtbind *b) {
 }
 
 void xtbind_open_op(lua_State *L, struct xtbind *b) {
+    int library = lua_gettop(L);
+    lua_getfield(L, library, "core");
     int core = lua_gettop(L);
     lua_createtable(L, 0, 8); /* the metatable */
     set_closure(L, b, "__call", call);
@@ -747,7 +749,7 @@ void xtbind_open_op(lua_State *L, struct xtbind *b) {
         lua_pushvalue(L, -1);
         lua_setfield(L, all, op->name);
         lua_pushvalue(L, -1);
-        lua_setfield(L, core, op->name);
+        lua_setfield(L, library, op->name);
         if (lua_getfield(L, names, op->name) == LUA_TNIL) {
             lua_pop(L, 1);
             lua_setfield(L, names, op->name);
@@ -758,13 +760,14 @@ void xtbind_open_op(lua_State *L, struct xtbind *b) {
     set_closure(L, b, "__index", unknown_op);
     lua_setmetatable(L, all);
     lua_pushvalue(L, all);
-    lua_setfield(L, core, "op");
+    lua_setfield(L, library, "op");
     lua_pushlightuserdata(L, b);
     lua_pushvalue(L, all);
     lua_pushcclosure(L, ops, 2);
-    lua_setfield(L, core, "ops");
+    lua_setfield(L, library, "ops");
     lua_settop(L, core);
     set_closure(L, b, "call", call_by_name);
     set_closure(L, b, "is_op", is_op);
+    lua_settop(L, library);
     open_operators(L, b);
 }

@@ -75,11 +75,15 @@ static const char *file_of(const lua_Debug *ar) {
 }
 
 static void locate(void *user, struct xt_ctx *ctx, struct xt_where *out) {
-    struct xtbind *b = user;
+    (void)ctx;
+    xtbind_locate(user, out);
+}
+
+void xtbind_locate(struct xtbind *b, struct xt_where *out) {
     lua_Debug ar;
     *out = (struct xt_where){NULL, 0};
     if (!b->L || !find_line(b->L, &ar)) return;
-    out->file = xt_intern(ctx, file_of(&ar));
+    out->file = xt_intern(b->ctx, file_of(&ar));
     out->line = out->file ? ar.currentline : 0;
 }
 
@@ -216,10 +220,12 @@ int luaopen_xtrain(lua_State *L) {
     struct xtbind *b = new_anchor(L);
     lua_gc(L, LUA_GCINC, 0, 0, 0); /* a userdata that lives through two young ones stays for good */
     preload_library(L);
-    lua_createtable(L, 0, 200); /* the core, which init.lua completes: it is `xt` */
-    int core = lua_gettop(L);
+    lua_createtable(L, 0, 200); /* xt, which init.lua completes */
+    int library = lua_gettop(L);
+    lua_createtable(L, 0, 64);
+    lua_setfield(L, library, "core"); /* what only the library's own files call */
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
-    lua_pushvalue(L, core);
+    lua_pushvalue(L, library);
     lua_setfield(L, -2, "xtrain"); /* so that the library's files may require it while it opens */
     lua_pop(L, 1);
     xtbind_open_tensor(L, b);
@@ -228,11 +234,11 @@ int luaopen_xtrain(lua_State *L) {
     for (const struct xt_embedded *file = xt_embedded_files; file->name; file++) {
         if (strcmp(file->name, "xtrain.init") != 0) continue;
         load_embedded(L, file);
-        lua_pushvalue(L, core);
+        lua_pushvalue(L, library);
         lua_call(L, 1, 0);
     }
-    lua_settop(L, core);
-    lua_pushvalue(L, core);
+    lua_settop(L, library);
+    lua_pushvalue(L, library);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &library_key);
     return 1;
 }

@@ -485,6 +485,7 @@ void xtbind_open_tensor(lua_State *L, struct xtbind *b) {
     } properties[] = {
         {"shape", SHAPE},   {"ndim", NDIM}, {"numel", NUMEL},   {"dtype", DTYPE},
         {"device", DEVICE}, {"grad", GRAD}, {"is_var", IS_VAR}, {"requires_grad", REQUIRES_GRAD}};
+    lua_getfield(L, -1, "core");
     int core = lua_gettop(L);
     lua_createtable(L, 0, 16); /* the metatable */
     lua_pushlightuserdata(L, b);
@@ -511,4 +512,5 @@ void xtbind_open_tensor(lua_State *L, struct xtbind *b) {
     lua_pushlightuserdata(L, b);
     lua_pushcclosure(L, at, 1);
     lua_setfield(L, core, "at");
+    lua_settop(L, core - 1);
 }
