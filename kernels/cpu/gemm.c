@@ -199,39 +199,53 @@ static bool run_small(const struct gemm *g, int64_t items) {
     return true;
 }
 
+/* A sum of nothing: zeros, or the bias. */
+static void run_empty(const struct gemm *g, int64_t items) {
+    const size_t bytes = xt_dtype_bytes(g->c_dtype), row = (size_t)g->n * bytes;
+    if (!g->add) memset(g->c, 0, (size_t)(items * g->m) * row);
+    if (!g->bias) return;
+    for (int64_t i = 0; i < items * g->m; i++)
+        for (int64_t j = 0; j < g->n; j++) {
+            char *to = (char *)g->c + (size_t)i * row + (size_t)j * bytes;
+            const char *from =
+                (const char *)g->bias + j * g->bias_step * (int64_t)xt_dtype_bytes(g->bias_dtype);
+            if (g->bias_dtype == g->c_dtype)
+                memcpy(to, from, bytes);
+            else
+                *(uint16_t *)to = xt_f32_to_bf16(*(const float *)from);
+        }
+}
+
 enum xt_status XT_CPU(gemm)(struct xt_ctx *ctx, const struct gemm *given) {
-    struct gemm turned = *given;
-    const struct gemm *g = given;
+    struct gemm g = *given;
     int64_t items = 1;
-    for (int d = 0; d < g->n_batch; d++) items *= g->batch[d];
-    if (items == 0 || g->m == 0 || g->n == 0) return XT_OK;
-    if (g->k == 0) {
-        const size_t bytes = (size_t)(items * g->m * g->n) * xt_dtype_bytes(g->c_dtype);
-        if (!g->add) memset(g->c, 0, bytes);
+    for (int d = 0; d < g.n_batch; d++) items *= g.batch[d];
+    if (items == 0 || g.m == 0 || g.n == 0) return XT_OK;
+    if (g.k == 0) {
+        run_empty(&g, items);
         return XT_OK;
     }
-    if (g->n == 1 && g->m > 1) { /* a column is a row of the transposed product */
-        turned.m = 1;
-        turned.n = given->m;
-        turned.a = given->b;
-        turned.a.row = given->b.col;
-        turned.a.col = given->b.row;
-        turned.b = given->a;
-        turned.b.row = given->a.col;
-        turned.b.col = given->a.row;
-        g = &turned;
+    if (g.n == 1 && g.m > 1 && !g.bias) { /* a column is a row of the transposed product */
+        g.m = 1;
+        g.n = given->m;
+        g.a = given->b;
+        g.a.col = given->b.row;
+        g.b = given->a;
+        g.b.row = given->a.col;
+        g.b.col = given->a.row;
     }
-    if (run_small(g, items)) return XT_OK;
-    const size_t element = g->dtype == XT_F64 ? sizeof(double) : sizeof(float);
-    const struct gemm_plan plan = plan_make(ctx, g, (int64_t)element, items);
+    if (g.m == 1) g.a.row = g.k + 1; /* any but 1, which would say that steps lie apart */
+    if (run_small(&g, items)) return XT_OK;
+    const size_t element = g.dtype == XT_F64 ? sizeof(double) : sizeof(float);
+    const struct gemm_plan plan = plan_make(ctx, &g, (int64_t)element, items);
     const size_t bytes = (size_t)(plan.common + plan.own * plan.threads) * element;
     void *scratch;
     XT_TRY(xt_scratch_get(ctx, XT_CPU, bytes, &scratch));
     if (plan.threads == 1)
-        run_plan(g, &plan, scratch);
+        run_plan(&g, &plan, scratch);
     else {
 #pragma omp parallel num_threads(plan.threads)
-        run_plan(g, &plan, scratch);
+        run_plan(&g, &plan, scratch);
     }
     xt_scratch_put(ctx, XT_CPU, scratch, bytes);
     return XT_OK;

@@ -20,10 +20,13 @@ struct gemm_side {
 };
 
 struct gemm {
-    enum xt_dtype dtype;   /* of a and b: f32, bf16 or f64 */
-    enum xt_dtype c_dtype; /* dtype, or f32 with bf16 operands */
-    bool add;              /* c += a @ b; c is then f32 or f64 */
-    int64_t m, n, k;       /* a is m x k, b is k x n, c is m x n */
+    enum xt_dtype dtype;      /* of a and b: f32, bf16 or f64 */
+    enum xt_dtype c_dtype;    /* dtype, or f32 with bf16 operands */
+    bool add;                 /* c += a @ b; c is then f32 or f64 */
+    const void *bias;         /* n numbers added to every row before it is rounded, or NULL */
+    enum xt_dtype bias_dtype; /* dtype, or f32 with bf16 operands */
+    int64_t bias_step;        /* its stride in elements */
+    int64_t m, n, k;          /* a is m x k, b is k x n, c is m x n */
     struct gemm_side a, b;
     void *c;                    /* items one after another, each m x n, contiguous */
     int n_batch;                /* batch dimensions; 0 for one matrix */

@@ -232,8 +232,14 @@ static void F(block)(const struct gemm *g, const struct gemm_part *t, int64_t a_
     }
 }
 
-static void F(round_bf16)(const T *from, int64_t n, uint16_t *to) {
-    for (int64_t j = 0; j < n; j++) to[j] = xt_f32_to_bf16((float)from[j]);
+/* Ends n elements of c from column j on: bias added, then rounded to `to` for a bf16 c. */
+static void F(finish)(const struct gemm *g, T *sums, int64_t j, int64_t n, uint16_t *to) {
+    if (g->bias && g->bias_dtype == XT_BF16)
+        for (int64_t i = 0; i < n; i++) sums[i] += F(one)(g->bias, true, (j + i) * g->bias_step);
+    else if (g->bias)
+        for (int64_t i = 0; i < n; i++) sums[i] += F(one)(g->bias, false, (j + i) * g->bias_step);
+    if (g->c_dtype == XT_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xt_f32_to_bf16((float)sums[i]);
 }
 
 /* The same into c, whatever its dtype: a part of a bf16 c is summed in `tile`, which must live from
@@ -243,15 +249,13 @@ static void F(part)(const struct gemm *g, const struct gemm_part *t, const struc
     const int64_t a_at = gemm_item(g, g->a.batch, t->item) + t->i * g->a.row + t->p * g->a.col;
     const int64_t b_at = gemm_item(g, g->b.batch, t->item) + t->j * g->b.col + t->p * g->b.row;
     const int64_t c_at = (t->item * g->m + t->i) * g->n + t->j;
-    if (g->c_dtype != XT_BF16) {
-        F(block)(g, t, a_at, b_at, b, (T *)g->c + c_at, t->n, g->n, g->add || t->p > 0, pack);
-        return;
-    }
-    const int64_t row = (t->n + COLS - 1) / COLS * COLS;
-    F(block)(g, t, a_at, b_at, b, tile, row, row, t->p > 0, pack);
-    if (t->p + t->k < g->k) return;
+    const bool apart = g->c_dtype == XT_BF16;
+    const int64_t padded = (t->n + COLS - 1) / COLS * COLS, row = apart ? padded : g->n;
+    T *sums = apart ? tile : (T *)g->c + c_at;
+    F(block)(g, t, a_at, b_at, b, sums, apart ? padded : t->n, row, g->add || t->p > 0, pack);
+    if (t->p + t->k < g->k || !(apart || g->bias)) return;
     for (int64_t i = 0; i < t->m; i++)
-        F(round_bf16)(tile + i * row, t->n, (uint16_t *)g->c + c_at + i * g->n);
+        F(finish)(g, sums + i * row, t->j, t->n, (uint16_t *)g->c + c_at + i * g->n);
 }
 
 /* ---- plans ------------------------------------------------------------------------------------ */
@@ -343,8 +347,11 @@ static void F(run_split)(const struct gemm *g, const struct gemm_plan *plan, T *
         T *to = first + at;
         for (int64_t q = 0; q < chunks - 1; q++)
             for (int64_t i = 0; i < n; i++) to[i] += sums[q * count + at + i];
-        if (g->c_dtype == XT_BF16) F(round_bf16)(to, n, (uint16_t *)g->c + at);
     }
+    if (!g->bias && g->c_dtype != XT_BF16) return;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < g->m; i++)
+        F(finish)(g, first + i * g->n, 0, g->n, (uint16_t *)g->c + i * g->n);
 }
 
 #undef LANES
