@@ -65,6 +65,9 @@ struct xt_ctx {
     enum xt_device device; /* of ops without inputs */
     const char *isa;
 
+    /* onednn.c */
+    struct xt_onednn *onednn; /* NULL until it is asked for */
+
     /* storage.c */
     struct xt_storage *storages; /* the newest */
     int64_t n_storages;          /* ever made */
@@ -102,6 +105,9 @@ struct xt_where xt_here(struct xt_ctx *ctx); /* the current line of the recipe *
 /* backend.c */
 void xt_backend_open(struct xt_ctx *ctx);
 const struct xt_kernel *const *xt_cpu_kernel_tables(const char *isa);
+
+/* onednn.c */
+void xt_onednn_close(struct xt_ctx *ctx);
 
 /* storage.c */
 enum xt_status xt_storage_new(struct xt_ctx *ctx, enum xt_device device, size_t bytes,

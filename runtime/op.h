@@ -212,6 +212,24 @@ struct xt_kernel {
 enum xt_status xt_scratch_get(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **out);
 void xt_scratch_put(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes);
 
+/*
+ * oneDNN, where the library is there and the processor multiplies bf16 (onednn.c); kernels have their
+ * own product for all other cases. A job is one product c = a @ b of a fixed shape for one thread, c
+ * being f32 with rows n apart. Prepared outside of parallel regions, run inside one by its thread; the
+ * last 32 prepared for a thread live. NULL or false: not served.
+ */
+struct xt_onednn_product {
+    enum xt_dtype dtype;                /* of a and b: bf16 or f32 */
+    int64_t m, n, k;                    /* a is m x k, b is k x n */
+    int64_t a_row, a_col, b_row, b_col; /* strides in elements */
+};
+struct xt_onednn_job;
+bool xt_onednn_serves(struct xt_ctx *ctx);
+struct xt_onednn_job *xt_onednn_prepare(struct xt_ctx *ctx, int thread,
+                                        const struct xt_onednn_product *product);
+bool xt_onednn_run(struct xt_ctx *ctx, int thread, struct xt_onednn_job *job, const void *a,
+                   const void *b, float *c);
+
 /* Runs an op by its row: inputs by position, attributes at their defaults or from `args`. */
 enum xt_status xt_apply(struct xt_ctx *ctx, const struct xt_op *op, struct xt_tensor *const *inputs,
                         int n_inputs, struct xt_tensor **outputs);
