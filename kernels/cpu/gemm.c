@@ -51,16 +51,6 @@ struct gemm_plan {
     int64_t pack, tile; /* elements: rows of a, a bf16 part's sums */
 };
 
-/* Offset of a batch item of an operand, in elements. */
-static int64_t gemm_item(const struct gemm *g, const int64_t *stride, int64_t item) {
-    int64_t at = 0;
-    for (int d = g->n_batch - 1; d >= 0; d--) {
-        at += item % g->batch[d] * stride[d];
-        item /= g->batch[d];
-    }
-    return at;
-}
-
 #define T float
 #define INDEX int32_t
 #define F(name) name##_f32
@@ -236,6 +226,9 @@ enum xt_status XT_CPU(gemm)(struct xt_ctx *ctx, const struct gemm *given) {
     }
     if (g.m == 1) g.a.row = g.k + 1; /* any but 1, which would say that steps lie apart */
     if (run_small(&g, items)) return XT_OK;
+    bool served;
+    XT_TRY(XT_CPU(gemm_onednn)(ctx, &g, &served));
+    if (served) return XT_OK;
     const size_t element = g.dtype == XT_F64 ? sizeof(double) : sizeof(float);
     const struct gemm_plan plan = plan_make(ctx, &g, (int64_t)element, items);
     const size_t bytes = (size_t)(plan.common + plan.own * plan.threads) * element;

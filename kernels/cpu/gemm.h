@@ -3,7 +3,8 @@
  *
  * Each element of c is one sum over k, ascending, in blocks of GEMM_DEPTH: a block is summed from
  * zero by fused multiply-adds (where the instruction set has them) and the blocks are added in
- * order. That alone decides the bits: layouts, tiles, batches and threads never show.
+ * order. That alone decides the bits: layouts, tiles, batches and threads never show. (Long sums of
+ * few elements, and bf16 where oneDNN serves, are cut otherwise, but by the shape alone.)
  */
 #ifndef XT_CPU_GEMM_H
 #define XT_CPU_GEMM_H
@@ -33,6 +34,18 @@ struct gemm {
     int64_t batch[XT_MAX_DIMS]; /* their sizes */
 };
 
+/* Offset of a batch item of an operand, in elements. */
+static inline int64_t gemm_item(const struct gemm *g, const int64_t *stride, int64_t item) {
+    int64_t at = 0;
+    for (int d = g->n_batch - 1; d >= 0; d--) {
+        at += item % g->batch[d] * stride[d];
+        item /= g->batch[d];
+    }
+    return at;
+}
+
 enum xt_status XT_CPU(gemm)(struct xt_ctx *ctx, const struct gemm *g);
+/* The same by oneDNN where it serves (onednn.c), which gemm asks first: *served says whether. */
+enum xt_status XT_CPU(gemm_onednn)(struct xt_ctx *ctx, const struct gemm *g, bool *served);
 
 #endif
