@@ -1,0 +1,6 @@
+-- What the run in progress needs to know of things made outside it. Models and optimizers enter
+-- themselves when they are made; the recipe's run reads them for saves, and lends optimizers its
+-- divisor. Without a run nothing is entered.
+return {
+  run = nil, -- the run that xt.recipe made last, or nil
+}

@@ -1,0 +1,259 @@
+-- The verbs of the program: xtrain generate, export, eval, tokenize. Each takes the words that
+-- follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
+local xt = require "xtrain"
+local options = require "xtrain.options"
+
+local M = {}
+
+local DONE, FAILED, USAGE = 0, 1, 2
+
+-- ---- words -------------------------------------------------------------------------------------
+
+local function complain(message, status)
+  io.stderr:write("xtrain ", message, "\n")
+  return nil, status
+end
+
+-- Words -> the plain ones as a list, and {name = value} of --name value, typed after `flags` (name
+-- = default or options.required or options.optional). Names are written with - for _.
+-- On wrong usage: nil, status, after saying what is wrong.
+local function parse(verb, usage, words, flags, least)
+  local plain, given = {}, {}
+  local function wrong(format, ...)
+    return complain(("%s: %s\nusage: xtrain %s %s"):format(verb, format:format(...), verb, usage),
+      USAGE)
+  end
+  local i = 1
+  while i <= #words do
+    local word = words[i]
+    local name, value = word:match("^%-%-([%w-]+)=?(.*)$")
+    if name then
+      local key = name:gsub("-", "_")
+      local default = flags[key]
+      if default == nil then
+        local nearest = options.nearest(key, options.names(flags))
+        return wrong("there is no --%s%s", name,
+          nearest and "; did you mean --" .. nearest:gsub("_", "-") .. "?" or "")
+      end
+      if not word:find("=", 1, true) then
+        i = i + 1
+        value = words[i]
+        if value == nil then return wrong("--%s wants a value", name) end
+      end
+      if type(default) == "number" then
+        local number = tonumber(value)
+        if math.type(default) == "integer" then number = math.tointeger(number) end
+        if not number then return wrong("--%s is '%s', wanted a number", name, value) end
+        value = number
+      end
+      given[key] = value
+    else
+      plain[#plain + 1] = word
+    end
+    i = i + 1
+  end
+  for key, default in pairs(flags) do
+    if given[key] == nil then
+      if default == options.required then return wrong("--%s is missing", (key:gsub("_", "-"))) end
+      if default ~= options.optional then given[key] = default end
+    end
+  end
+  if #plain < least then return wrong("a word is missing") end
+  return plain, given
+end
+
+-- ---- models and tokenizers
+-- -----------------------------------------------------------------------
+
+-- A save, a run folder or a Hugging Face folder -> {model, tokenizer path, seq, name}; or nil,
+-- message.
+local function open_model(dir, opts)
+  local file, save = require "xtrain.core.file", require "xtrain.save"
+  dir = #dir > 1 and dir:gsub("/+$", "") or dir
+  if not file.exists(dir) and not dir:match("/latest$") and not dir:match("/best$") then
+    return nil, dir .. ": there is no such folder"
+  end
+  if save.find(dir) then
+    local model, info, found = save.load_model(dir, opts)
+    if not model then return nil, info end
+    local run_folder = found:match("^(.*)/[^/]+$") or "."
+    return { model = model, tokenizer = run_folder .. "/tokenizer.json", seq = info.options.seq,
+      name = found }
+  end
+  local model, config = require("xtrain.hf").load(dir, opts)
+  if not model then return nil, config end
+  return { model = model, tokenizer = dir, name = dir }
+end
+
+local function open_tokenizer(path, opened)
+  local chosen = path or opened.tokenizer
+  local tokenizer, message = xt.tokenizer.load(chosen)
+  if not tokenizer then
+    return nil, ("%s (--tokenizer PATH names another one)"):format(tostring(message))
+  end
+  return tokenizer
+end
+
+-- "auto" becomes nothing.
+local function filters(o)
+  return { max = o.max, temperature = o.temperature, seed = o.seed,
+    top_k = o.top_k > 0 and o.top_k or nil, top_p = o.top_p < 1 and o.top_p or nil,
+    min_p = o.min_p > 0 and o.min_p or nil }
+end
+
+-- ---- generate
+-- ------------------------------------------------------------------------------------
+
+-- xtrain generate DIR --prompt TEXT: continues a text, printing it as it comes.
+function M.generate(words)
+  local usage = "DIR --prompt TEXT [--max N --temperature T --seed S --top-k N --top-p P --min-p P "
+    .. "--tokenizer PATH --dtype f32|bf16]"
+  local plain, o = parse("generate", usage, words, { prompt = options.required, max = 200,
+    temperature = 0.8, seed = 1, top_k = 0, top_p = 1.0, min_p = 0.0,
+    tokenizer = options.optional, dtype = "f32" }, 1)
+  if not plain then return o end
+  local opened, message = open_model(plain[1], { dtype = o.dtype })
+  if not opened then return select(2, complain("generate: " .. message, FAILED)) end
+  local tokenizer
+  tokenizer, message = open_tokenizer(o.tokenizer, opened)
+  if not tokenizer then return select(2, complain("generate: " .. message, FAILED)) end
+  local ids = tokenizer:encode(o.prompt)
+  if #ids == 0 then
+    return select(2, complain("generate: --prompt is empty: give it a word to begin with", USAGE))
+  end
+  io.stdout:write(o.prompt)
+  local stream = tokenizer:stream()
+  local how = filters(o)
+  how.on_token = function(id)
+    io.stdout:write(stream:add(id))
+    io.stdout:flush()
+    return not xt.interrupted()
+  end
+  xt.generate(opened.model, ids, how)
+  io.stdout:write(stream:finish(), "\n")
+  return DONE
+end
+
+-- ---- export
+-- --------------------------------------------------------------------------------------
+
+-- xtrain export RUN OUT: a Hugging Face folder.
+function M.export(words)
+  local plain, o = parse("export", "RUN OUT [--dtype bf16|f16|f32 --tokenizer PATH]", words,
+    { dtype = "bf16", tokenizer = options.optional }, 2)
+  if not plain then return o end
+  local file = require "xtrain.core.file"
+  local opened, message = open_model(plain[1])
+  if not opened then return select(2, complain("export: " .. message, FAILED)) end
+  local ok
+  ok, message = require("xtrain.hf").save(plain[2], opened.model, nil, { dtype = o.dtype })
+  if not ok then return select(2, complain("export: " .. tostring(message), FAILED)) end
+  local path = o.tokenizer or opened.tokenizer
+  if file.exists(path) == "folder" then path = path .. "/tokenizer.json" end
+  if file.exists(path) then
+    ok, message = file.write_atomic(plain[2] .. "/tokenizer.json", (file.read(path)))
+    if not ok then return select(2, complain("export: " .. tostring(message), FAILED)) end
+  end
+  print(("%s -> %s (%s)"):format(opened.name, plain[2], o.dtype))
+  return DONE
+end
+
+-- ---- eval
+-- ----------------------------------------------------------------------------------------
+
+-- Mean loss over a text in windows of seq tokens, all of it: sum of nats, tokens predicted.
+local function text_loss(model, ids, seq)
+  local sum, count = 0.0, 0
+  xt.evaluating(model, function()
+    for first = 1, #ids - 1, seq do
+      local last = math.min(first + seq - 1, #ids - 1)
+      local x = xt.tensor({ table.move(ids, first, last, 1, {}) }, { dtype = "i32" })
+      local y = xt.tensor({ table.move(ids, first + 1, last + 1, 1, {}) }, { dtype = "i32" })
+      local loss, valid = model:loss(x, y, { reduction = "sum" })
+      sum, count = sum + loss:item(), count + valid
+      xt.collect()
+    end
+  end)
+  return sum, count
+end
+
+-- xtrain eval DIR FILE...: mean loss, perplexity, bits a byte.
+function M.eval(words)
+  local plain, o = parse("eval", "DIR FILE... [--seq N --tokenizer PATH]", words,
+    { seq = 0, tokenizer = options.optional }, 2)
+  if not plain then return o end
+  local file = require "xtrain.core.file"
+  local opened, message = open_model(plain[1])
+  if not opened then return select(2, complain("eval: " .. message, FAILED)) end
+  local tokenizer
+  tokenizer, message = open_tokenizer(o.tokenizer, opened)
+  if not tokenizer then return select(2, complain("eval: " .. message, FAILED)) end
+  local seq = o.seq > 0 and o.seq or opened.seq or 256
+  for i = 2, #plain do
+    local text
+    text, message = file.read(plain[i])
+    if not text then return select(2, complain("eval: " .. message, FAILED)) end
+    local ids = tokenizer:encode(text)
+    if #ids < 2 then
+      return select(2, complain(("eval: %s: fewer than two tokens"):format(plain[i]), FAILED))
+    end
+    local sum, count = text_loss(opened.model, ids, seq)
+    local loss = sum / count
+    print(("%s: loss %.4f, perplexity %.2f, %.4f bits/byte, %d tokens, %d bytes"):format(plain[i],
+      loss, math.exp(loss), loss * #ids / #text / math.log(2), #ids, #text))
+  end
+  return DONE
+end
+
+-- ---- tokenize
+-- ------------------------------------------------------------------------------------
+
+-- The documents of a file: the `text` of each line of JSONL, else the whole file.
+local function documents(path, text)
+  if not path:find("%.jsonl") then return { text } end
+  local json = require "xtrain.core.json"
+  local list = {}
+  for line in text:gmatch("[^\r\n]+") do
+    local ok, row = pcall(json.decode, line)
+    if not ok or type(row) ~= "table" or type(row.text) ~= "string" then
+      return nil, ("%s: line %d is no object with a string 'text'"):format(path, #list + 1)
+    end
+    list[#list + 1] = row.text
+  end
+  return list
+end
+
+-- xtrain tokenize --tokenizer T --out DIR FILE...: one token shard a file.
+function M.tokenize(words)
+  local plain, o = parse("tokenize", "--tokenizer T --out DIR FILE... [--end TOKEN]", words,
+    { tokenizer = options.required, out = options.required, ["end"] = "<|endoftext|>" }, 1)
+  if not plain then return o end
+  local file, data = require "xtrain.core.file", require "xtrain.data"
+  local tokenizer, message = xt.tokenizer.load(o.tokenizer)
+  if not tokenizer then return select(2, complain("tokenize: " .. message, FAILED)) end
+  local ok
+  ok, message = file.mkdir(o.out)
+  if not ok then return select(2, complain("tokenize: " .. message, FAILED)) end
+  -- Where the vocabulary has a token that ends a document, each document begins with it.
+  local ending = tokenizer:encode(o["end"], { special = true })
+  for _, path in ipairs(plain) do
+    local text, list
+    text, message = file.read(path)
+    if text then list, message = documents(path, text) end
+    if not list then return select(2, complain("tokenize: " .. message, FAILED)) end
+    local ids = {}
+    for _, document in ipairs(list) do
+      if #ending == 1 then ids[#ids + 1] = ending[1] end
+      local more = tokenizer:encode(document)
+      table.move(more, 1, #more, #ids + 1, ids)
+    end
+    local name = path:match("[^/]+$"):gsub("%.gz$", ""):gsub("%.zst$", ""):gsub("%.%w+$", "")
+    local shard = ("%s/%s.bin"):format(o.out, name)
+    ok, message = data.write_shard(shard, ids)
+    if not ok then return select(2, complain("tokenize: " .. tostring(message), FAILED)) end
+    print(("%s: %d tokens, %.3f bytes a token"):format(shard, #ids, #text / math.max(#ids, 1)))
+  end
+  return DONE
+end
+
+return M

@@ -1,0 +1,479 @@
+-- A recipe's run: its options, its loop over steps and micro-batches, its log, saves and digest.
+--
+--   local run = xt.recipe{ name = "v8", dim = 1024, steps = 36000 }
+--   for step in run:steps() do
+--     for micro, ids, labels in run:micros(step, data) do ... run:backward(sum, count) end
+--     local norm = opt:step(lr(step), {clip = 1.0})
+--     run:log(step, {lr = lr(step), grad_norm = norm})
+--   end
+--
+-- Options are fields of the run (run.dim), except those with the name of a method, which are in
+-- run.options (run.options.steps). All that is private is in run.own.
+local xt = require "xtrain"
+local nn = require "xtrain.nn"
+local active = require "xtrain.active"
+local bench = require "xtrain.bench"
+local log = require "xtrain.log"
+local options = require "xtrain.options"
+local options_text = require "xtrain.options_text"
+local save = require "xtrain.save"
+local file = require "xtrain.core.file"
+local json = require "xtrain.core.json"
+local fail = xt.core.fail
+
+-- The options that every recipe understands. Names of folders are "" when the run shall choose.
+local COMMON = {
+  device = "", -- "cpu" or "cuda"; the default device when ""
+  dtype = "f32", -- of the arithmetic; masters are f32
+  seed = 1,
+  out = "", -- the run folder; runs/NAME, or the next free NAME-2, NAME-3 when ""
+  steps = 1000,
+  accum = 1, -- micro-batches a step
+  resume = "", -- "auto", or a save or run folder
+  keep = 2, -- saves
+  log_every = 10, -- steps
+  bench = 0, -- timed steps
+  smoke = false, -- three steps, to see that the recipe works
+  trap = false, -- stop at the first op whose output is not finite
+  profile = 0,
+  threads = 0, -- of the CPU; all when 0
+}
+
+local SMOKE_STEPS = 3
+local STOPPED = 130 -- exit status after Ctrl-C, as shells have it
+
+local run = {}
+
+-- ---- making a run ------------------------------------------------------------------------------
+
+local RESERVED = { name = true, own = true, options = true }
+
+local function holds_run(path)
+  return file.exists(path .. "/config.json") or #save.list(path) > 0
+end
+
+-- runs/NAME, runs/NAME-2, ...: the first free one, and the last one taken (or nil).
+local function default_folders(name)
+  local base, taken = "runs/" .. name, nil
+  local path, number = base, 1
+  while holds_run(path) do
+    taken = path
+    number = number + 1
+    path = ("%s-%d"):format(base, number)
+  end
+  return path, taken
+end
+
+-- The run folder, and the saves to resume from (newest first; empty: start anew); or nil, message.
+local function choose_folder(name, o)
+  if o.resume == "" then
+    if o.smoke and o.out == "" then
+      local path = "runs/" .. name .. "-smoke"
+      if holds_run(path) then file.remove_tree(path) end
+      return path, {}
+    end
+    if o.out == "" then return default_folders(name), {} end
+    if holds_run(o.out) then
+      return nil, ("out=%s holds a run already: resume=auto goes on with it, another out= starts "
+        .. "a new one"):format(o.out)
+    end
+    return o.out, {}
+  end
+  if o.resume == "auto" then
+    local free, taken = default_folders(name)
+    local path = o.out ~= "" and o.out or taken or free
+    local saves = {}
+    for _, step in ipairs(save.list(path)) do
+      table.insert(saves, 1, path .. "/" .. save.name(step))
+    end
+    return path, saves
+  end
+  local found, message = save.find(o.resume)
+  if not found then return nil, "resume: " .. message end
+  return o.out ~= "" and o.out or found:match("^(.*)/[^/]+$") or ".", { found }
+end
+
+-- The recipe's own text: of the file that called xt.recipe.
+local function recipe_text(level)
+  local source = debug.getinfo(level + 1, "S").source
+  if source:sub(1, 1) ~= "@" then return nil end
+  local handle = io.open(source:sub(2), "rb")
+  if not handle then return nil end
+  local text = handle:read("a")
+  handle:close()
+  return text, source:sub(2)
+end
+
+-- recipe{name = ..., options with their defaults} [, words]: words are the overrides key=value, by
+-- default those of the command line. Raises for an unknown key or a value of the wrong kind.
+local function recipe(given, words)
+  if type(given) ~= "table" or type(given.name) ~= "string" then
+    fail("recipe: wanted a table of options with a name: xt.recipe{name = \"mine\", ...}")
+  end
+  local name, defaults = given.name, {}
+  for key, value in pairs(COMMON) do defaults[key] = value end
+  for key, value in pairs(given) do
+    if key ~= "name" then
+      if type(key) ~= "string" or RESERVED[key] then
+        fail(("recipe: an option cannot be called '%s'"):format(tostring(key)))
+      end
+      local common = COMMON[key]
+      if common ~= nil and type(common) ~= type(value) then
+        fail(("recipe: option '%s' is a %s everywhere, not a %s"):format(key, type(common),
+          type(value)))
+      end
+      defaults[key] = value
+    end
+  end
+  local o, message = options_text.apply(name, words or rawget(_G, "arg") or {}, defaults)
+  if not o then fail(message) end
+  if o.smoke then o.steps, o.log_every = math.min(o.steps, SMOKE_STEPS), 1 end
+  local self = setmetatable({ name = name, options = o }, { __index = run, __name = "run" })
+  for key, value in pairs(o) do
+    if run[key] == nil then self[key] = value end
+  end
+  local own = { models = {}, optimizers = {}, saves = {}, sums = {}, step = 0, digest = 0,
+    tokens = 0, skips = 0, best = math.huge, busy = 0.0, busy_tokens = 0, busy_steps = 0,
+    rank = 0, world = 1, seconds = {}, progress = log.progress() }
+  self.own = own
+  own.recipe_text, own.recipe_path = recipe_text(2)
+  if o.device ~= "" then xt.device(o.device) end
+  self.device = xt.device()
+  if o.threads > 0 then xt.threads(o.threads) end
+  if o.trap then xt.core.trap(true) end
+  if o.bench == 0 then
+    self.out, own.saves = choose_folder(name, o)
+    if not self.out then fail(own.saves) end
+  end
+  active.run = self
+  return self
+end
+
+-- ---- what the run holds ------------------------------------------------------------------------
+
+-- Called by models and optimizers when they are made.
+function run:enter_model(model) self.own.models[#self.own.models + 1] = model end
+
+function run:enter_optimizer(optimizer)
+  self.own.optimizers[#self.own.optimizers + 1] = optimizer
+end
+
+-- attach{model = table, tokenizer = path or tokenizer, bytes_per_token = number}: the model that is
+-- saved, where it is not one of the library's; the tokenizer that belongs to it, kept in the run
+-- folder; and what turns a loss into bits a byte.
+function run:attach(given)
+  local o = options.read("run:attach", given, { model = options.optional,
+    tokenizer = options.optional, bytes_per_token = options.optional })
+  local own = self.own
+  if o.model then own.models = { o.model } end
+  own.tokenizer = o.tokenizer or own.tokenizer
+  own.bytes_per_token = o.bytes_per_token or own.bytes_per_token
+  return self
+end
+
+-- The parameters that a save holds: of the models, or of the optimizers where there is no model.
+local function saved_params(own)
+  local params, seen = {}, {}
+  local function add(list)
+    for _, param in ipairs(list) do
+      if not seen[param.name] then
+        seen[param.name] = true
+        params[#params + 1] = param
+      elseif seen[param.name] and #own.models > 1 then
+        error("run: two models have a parameter " .. param.name
+          .. ": put them into one table and give it to run:attach{model = ...}", 0)
+      end
+    end
+  end
+  for _, model in ipairs(own.models) do add(nn.params(model)) end
+  if #own.models == 0 then
+    for _, optimizer in ipairs(own.optimizers) do add(optimizer.params) end
+  end
+  return params
+end
+
+-- ---- the loop ----------------------------------------------------------------------------------
+
+-- Counts what is measured anew and forgets the gradients of the step before.
+local function begin_step(self, step)
+  local own = self.own
+  own.step, own.closed = step, false
+  own.count, own.backwards, own.step_tokens = 0, 0, 0
+  own.loss, own.norm, own.lr = nil, nil, nil
+  for i = #own.sums, 1, -1 do own.sums[i] = nil end
+  for _, optimizer in ipairs(own.optimizers) do optimizer:zero_grad() end
+  own.began = file.monotonic()
+end
+
+local function number_of(value)
+  if type(value) == "userdata" then return value:item() end
+  return value
+end
+
+-- The mean loss of the step, read once; nil before any backward.
+local function loss_of(own)
+  if own.loss == nil and own.backwards > 0 then
+    local sum = 0.0
+    for _, each in ipairs(own.sums) do sum = sum + each:item() end
+    own.loss = own.count > 0 and sum / own.count or 0.0
+  end
+  return own.loss
+end
+
+-- One link of the run's digest: XXH3-64 of 40 little-endian bytes: the digest before, the step, and
+-- the bits of loss, gradient norm and learning rate as f64.
+local function close_step(self)
+  local own = self.own
+  if own.closed or own.step == 0 then return end
+  own.closed = true
+  own.norm = number_of(own.norm)
+  own.digest = xt.core.hash(("<i8i8ddd"):pack(own.digest, own.step, loss_of(own) or 0.0,
+    own.norm or 0.0, number_of(own.lr) or 0.0))
+  own.tokens = own.tokens + own.step_tokens
+end
+
+local function open_folder(self)
+  local own = self.own
+  local function must(ok, message)
+    if not ok then error("run: " .. tostring(message), 0) end
+  end
+  must(file.mkdir(self.out))
+  must(file.write_atomic(self.out .. "/config.json",
+    json.encode { name = self.name, options = self.options, version = xt.version } .. "\n"))
+  if own.recipe_text then
+    must(file.write_atomic(self.out .. "/recipe.lua", own.recipe_text))
+  end
+  if type(own.tokenizer) == "string" then
+    local text, message = file.read(own.tokenizer)
+    must(text, message)
+    must(file.write_atomic(self.out .. "/tokenizer.json", text))
+  elseif own.tokenizer then
+    must(own.tokenizer:save(self.out))
+  end
+end
+
+-- Goes on from the newest save that can be read. Raises when there are saves and none can be.
+local function restore(self)
+  local own = self.own
+  if #own.saves == 0 then
+    if self.options.resume == "auto" then
+      own.progress:say(("%s: no save in %s yet, starting anew"):format(self.name, self.out))
+    end
+    return log.cut(self.out .. "/metrics.jsonl", 0)
+  end
+  local failures = {}
+  for _, dir in ipairs(own.saves) do
+    local info, message = save.read(dir, saved_params(own), own.optimizers)
+    if info then
+      own.step, own.closed, own.digest = info.step, true, math.tointeger(info.digest_bits)
+      own.tokens, own.best, own.skips = info.tokens, info.best or math.huge, info.skips
+      own.saved = info.step
+      log.cut(self.out .. "/metrics.jsonl", info.step)
+      own.progress:say(("%s: resumed from %s"):format(self.name, dir))
+      return
+    end
+    own.progress:say("cannot resume: " .. message)
+    failures[#failures + 1] = message
+  end
+  error("resume: " .. table.concat(failures, "\n"), 0)
+end
+
+-- After Ctrl-C: a save, and the way back.
+local function stop(self)
+  local own = self.own
+  if own.step > 0 and own.saved ~= own.step then self:save(own.step) end
+  own.progress:say(("stopped after step %d; to go on: xtrain %s out=%s resume=auto")
+    :format(own.step, own.recipe_path or "RECIPE.lua", self.out))
+  os.exit(STOPPED, true)
+end
+
+-- The numbers of all steps that are left. Between two of them lies the step boundary: digest, full
+-- collection, Ctrl-C.
+function run:steps()
+  local own, last = self.own, self.options.steps
+  if self.options.bench > 0 then return bench.steps(self, begin_step) end
+  open_folder(self)
+  restore(self)
+  return function()
+    close_step(self)
+    xt.collect()
+    if xt.interrupted() then stop(self) end
+    if own.step >= last then
+      own.progress:close()
+      return nil
+    end
+    begin_step(self, own.step + 1)
+    return own.step
+  end
+end
+
+-- The micro-batches of a step: their global number (from 0, over all ranks), ids, labels.
+function run:micros(step, data)
+  local own = self.own
+  if own.step ~= step then begin_step(self, step) end
+  local accum, micro = self.options.accum, -1
+  return function()
+    micro = micro + 1
+    if micro >= accum then return nil end
+    local ids, labels
+    if self.options.bench > 0 then
+      ids, labels = bench.batch(self, step, micro)
+    else
+      ids, labels = data:batch(step, micro)
+    end
+    own.step_tokens = own.step_tokens + ids.numel
+    return own.rank * accum + micro, ids, labels
+  end
+end
+
+-- Backward of the summed loss of one micro-batch, and its count of labels: the optimizer divides
+-- once, by the labels of all micro-batches.
+function run:backward(sum, count)
+  local own = self.own
+  sum:backward()
+  own.sums[#own.sums + 1] = sum:detach()
+  own.count = own.count + number_of(count)
+  own.backwards = own.backwards + 1
+end
+
+-- For optimizers: what the gradients of this step are divided by; nil outside of run:backward.
+function run:divisor()
+  if (self.own.backwards or 0) > 0 then return self.own.count end
+end
+
+function run:note_step(lr, norm)
+  self.own.lr, self.own.norm = lr, norm
+end
+
+function run:note_skip(reason)
+  local own = self.own
+  own.skips = own.skips + 1
+  own.progress:say(("step %d skipped, nothing changed: %s; loss %s"):format(own.step, reason,
+    tostring(loss_of(own))))
+end
+
+-- Whether something that happens every so many steps happens now. The last step is always due.
+function run:due(step, every)
+  if not every or every <= 0 or self.options.bench > 0 then return false end
+  return step % every == 0 or step == self.options.steps
+end
+
+-- ---- the log -----------------------------------------------------------------------------------
+
+local function progress_text(self, row, step_seconds)
+  local parts = { ("step %d/%d"):format(row.step, self.options.steps) }
+  local function add(format, ...) parts[#parts + 1] = format:format(...) end
+  if row.loss then add("loss %.4f", row.loss) end
+  if row.bits_per_byte then add("%.3f bits/byte", row.bits_per_byte) end
+  if row.held_out then add("held-out %.4f", row.held_out) end
+  if row.lr then add("lr %.2e", row.lr) end
+  if row.grad_norm then add("norm %.3f", row.grad_norm) end
+  if row.tokens_per_s then add("%s tokens/s", log.count(row.tokens_per_s)) end
+  if step_seconds then
+    add("%s left", log.duration((self.options.steps - row.step) * step_seconds))
+  end
+  return table.concat(parts, "  ")
+end
+
+local function write_row(self, row)
+  local ok, message = log.append(self.out .. "/metrics.jsonl", row)
+  if not ok and not self.own.log_failed then
+    self.own.log_failed = true -- said once; training goes on
+    self.own.progress:say("metrics cannot be written, training goes on: " .. tostring(message))
+  end
+end
+
+-- A line about this step: values are numbers or 0-dim tensors. The loss, tokens/s and digest are
+-- known to the run. The first call of a step counts as its log line, shown every log_every steps; a
+-- later one, such as {held_out = loss}, is always written.
+function run:log(step, values)
+  local own, o = self.own, self.options
+  if o.bench > 0 then return end
+  local row = { step = step }
+  for name, value in pairs(values or {}) do row[name] = number_of(value) end
+  if row.held_out then own.held_out, own.held_out_step = row.held_out, step end
+  if own.bytes_per_token and row.held_out and not row.bits_per_byte then
+    row.bits_per_byte = row.held_out / math.log(2) / own.bytes_per_token
+  end
+  if own.logged == step then
+    write_row(self, row)
+    own.progress:say(progress_text(self, row))
+    return
+  end
+  own.logged = step
+  close_step(self)
+  own.busy = own.busy + file.monotonic() - own.began
+  own.busy_tokens = own.busy_tokens + own.step_tokens * own.world
+  own.busy_steps = own.busy_steps + 1
+  if step ~= 1 and step % o.log_every ~= 0 and step ~= o.steps then return end
+  row.loss = loss_of(own)
+  row.tokens, row.digest = own.tokens, save.hex(own.digest)
+  row.tokens_per_s = own.busy_tokens / own.busy
+  if own.skips > 0 then row.skipped = own.skips end
+  if own.bytes_per_token and row.loss then
+    row.bits_per_byte = row.loss / math.log(2) / own.bytes_per_token
+  end
+  write_row(self, row)
+  own.progress:show(progress_text(self, row, own.busy / own.busy_steps))
+  own.busy, own.busy_tokens, own.busy_steps = 0.0, 0, 0
+end
+
+-- ---- saves -------------------------------------------------------------------------------------
+
+local function model_of(own)
+  local model = #own.models == 1 and own.models[1]
+  if not model or not model.config or not model.kind then return nil end
+  return { kind = model.kind, config = model.config }
+end
+
+local function info_of(self, step)
+  local own = self.own
+  return { step = step, seed = self.options.seed, tokens = own.tokens, skips = own.skips,
+    digest = save.hex(own.digest), digest_bits = own.digest,
+    best = own.best < math.huge and own.best or nil,
+    bytes_per_token = own.bytes_per_token, name = self.name, options = self.options,
+    model = model_of(own), version = xt.version, fingerprint = save.fingerprint(),
+    recipe = own.recipe_text and { text = own.recipe_text, path = own.recipe_path,
+      hash = save.hex(xt.core.hash(own.recipe_text)) } or nil }
+end
+
+-- Writes step-XXXXXXXX and makes `latest` point at it, and `best` when this step's held-out loss is
+-- the lowest that a save has. Returns its path; or nil, message after saying so: training goes on.
+function run:save(step)
+  local own, o = self.own, self.options
+  if o.bench > 0 then return true end
+  close_step(self)
+  local state = {}
+  for _, optimizer in ipairs(own.optimizers) do
+    for name, tensor in pairs(optimizer:state()) do state[name] = tensor end
+  end
+  local best = own.held_out_step == step and own.held_out < own.best
+  local before = own.best
+  if best then own.best = own.held_out end
+  local path, message = save.write(self.out, step, saved_params(own), state, info_of(self, step))
+  if not path then
+    own.best = before
+    own.progress:say(("save of step %d failed, training goes on: %s"):format(step, message))
+    return nil, message
+  end
+  own.saved = step
+  local ok
+  ok, message = save.point(self.out, "latest", step)
+  if ok and best then ok, message = save.point(self.out, "best", step) end
+  if not ok then own.progress:say("save: " .. tostring(message)) end
+  save.prune(self.out, o.keep)
+  return path
+end
+
+-- Goes on from a save (or the newest of a run folder) at once: returns the step it was made at; or
+-- nil, message. resume=auto|PATH on the command line does this when run:steps() begins.
+function run:resume(path)
+  local dir, message = save.find(path)
+  if not dir then return nil, message end
+  self.own.saves = { dir }
+  restore(self)
+  self.own.saves = { dir }
+  return self.own.step
+end
+
+return recipe
