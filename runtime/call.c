@@ -144,6 +144,13 @@ const struct xt_op *xt_op_find(const struct xt_ctx *ctx, const char *name) {
     return NULL;
 }
 
+bool xt_op_has_kernel(const struct xt_ctx *ctx, const struct xt_op *op, enum xt_device device,
+                      enum xt_dtype dtype) {
+    const struct xt_slot *slot = xt_slot_find(ctx, op);
+    if (op->flags & (XT_VIEW | XT_COMPOSED)) return !op->dtypes || (op->dtypes & XT_BIT(dtype));
+    return slot && slot->kernels[device][dtype];
+}
+
 /* ---- arguments ------------------------------------------------------------------------------- */
 
 void xt_args_init(struct xt_args *args, const struct xt_op *op, struct xt_tensor *const *inputs,

@@ -189,6 +189,10 @@ const char *xt_describe(const struct xt_tensor *t, char *buffer, size_t bytes);
 int xt_op_count(const struct xt_ctx *ctx);
 const struct xt_op *xt_op_at(const struct xt_ctx *ctx, int index); /* in order of declaration */
 const struct xt_op *xt_op_find(const struct xt_ctx *ctx, const char *name); /* NULL: none */
+/* Whether the device has a kernel of the op for inputs of that dtype; views and composed ops need
+   none and say true. */
+bool xt_op_has_kernel(const struct xt_ctx *ctx, const struct xt_op *op, enum xt_device device,
+                      enum xt_dtype dtype);
 /* THE path: check, shape, allocate, launch, record. outputs: op->n_outputs new references. */
 enum xt_status xt_call_run(struct xt_ctx *ctx, const struct xt_op *op, const struct xt_args *args,
                            struct xt_tensor **outputs);

@@ -18,15 +18,15 @@
 /* Of one Lua state. Lives until the state is closed and the last tensor is finalised. */
 struct xtbind {
     struct xt_ctx *ctx;
-    lua_State *L;              /* the thread that called last: where `locate` looks */
-    lua_State *main;           /* for full collections */
-    int refs;                  /* the anchor in the registry, and each tensor that is not empty */
-    int tensor_meta, op_meta;  /* references in the registry */
+    lua_State *L;               /* the thread that called last: where `locate` looks */
+    lua_State *main;            /* for full collections */
+    int refs;                   /* the anchor in the registry, and each tensor that is not empty */
+    int tensor_meta, op_meta;   /* references in the registry */
     const void *tensor_meta_at; /* the same tables, as lua_topointer gives them */
     const void *op_meta_at;
-    size_t made_bytes;         /* made when the last full collection ended, all devices */
-    bool collecting;           /* a full collection is running */
-    enum xt_device device;     /* the default of constructors */
+    size_t made_bytes;     /* made when the last full collection ended, all devices */
+    bool collecting;       /* a full collection is running */
+    enum xt_device device; /* the default of constructors */
 };
 
 /* An embedded file of the Lua library; the table ends with a row whose name is NULL. */
@@ -39,8 +39,8 @@ extern const struct xt_embedded xt_embedded_files[];
 
 /* state.c */
 int luaopen_xtrain(lua_State *L);
-struct xtbind *xtbind_of(lua_State *L);      /* of any function; raises when xtrain is not open */
-struct xt_ctx *xtbind_ctx(lua_State *L);     /* the same, and notes L as the running thread */
+struct xtbind *xtbind_of(lua_State *L);  /* of any function; raises when xtrain is not open */
+struct xt_ctx *xtbind_ctx(lua_State *L); /* the same, and notes L as the running thread */
 /* Raises "FILE:LINE: message" with the line of the user's own code. */
 int xtbind_error(lua_State *L, const char *format, ...) __attribute__((noreturn));
 void xtbind_locate(struct xtbind *b, struct xt_where *out); /* the line of the user's own code */
@@ -57,7 +57,7 @@ extern volatile sig_atomic_t xtbind_interrupt;
 extern volatile sig_atomic_t xtbind_polled; /* the script asks for itself */
 
 /* tensor.c */
-struct xt_tensor **xtbind_new_box(lua_State *L); /* pushes an empty tensor */
+struct xt_tensor **xtbind_new_box(lua_State *L);                     /* pushes an empty tensor */
 struct xt_tensor **xtbind_box(lua_State *L, const struct xtbind *b); /* the same, faster */
 /* Fills the box; the reference becomes the box's. */
 void xtbind_fill(struct xtbind *b, struct xt_tensor **box, struct xt_tensor *t);
@@ -70,7 +70,8 @@ struct xt_tensor *xtbind_check_tensor(lua_State *L, int index); /* raises */
 /* A shape table at index; {} is a scalar. `who` and `what` name the op and argument in errors. */
 void xtbind_check_shape(lua_State *L, int index, const char *who, struct xt_spec *spec);
 enum xt_dtype xtbind_check_dtype(lua_State *L, int index, const char *who);
-enum xt_device xtbind_check_device(lua_State *L, int index, const char *who); /* one that is there */
+enum xt_device xtbind_check_device(lua_State *L, int index,
+                                   const char *who); /* one that is there */
 const char *xtbind_device_name(enum xt_device device);
 /* backward's and grad's tail: [seed tensor] [, {retain = true}]. */
 bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,

@@ -409,7 +409,7 @@ static int set_grad(lua_State *L) {
 }
 
 /* The compute copy as it is, or nil; for an optimizer, which writes it and then calls the next. */
-static int compute_copy(lua_State *L) {
+static int compute_copy_peek(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_tensor *copy = xt_compute_copy_peek(b->ctx, xtbind_check_tensor(L, 1));
     if (!copy) return 0;
@@ -742,6 +742,43 @@ static int here(lua_State *L) {
     return 1;
 }
 
+/* kernels(op name, device): the dtypes of the first argument that have a kernel there. */
+static int kernels(lua_State *L) {
+    struct xtbind *b = bind_of(L);
+    const struct xt_op *op = xt_op_find(b->ctx, luaL_checkstring(L, 1));
+    enum xt_device on = xtbind_check_device(L, 2, "kernels");
+    int n = 0;
+    lua_newtable(L);
+    for (int d = 0; op && d < XT_DTYPE_COUNT; d++) {
+        if (!xt_op_has_kernel(b->ctx, op, on, (enum xt_dtype)d)) continue;
+        lua_pushstring(L, xt_dtype_name((enum xt_dtype)d));
+        lua_rawseti(L, -2, ++n);
+    }
+    return 1;
+}
+
+/* source(module): the text of an embedded file, or nil. */
+static int source(lua_State *L) {
+    const char *name = luaL_checkstring(L, 1);
+    for (const struct xt_embedded *file = xt_embedded_files; file->name; file++)
+        if (strcmp(file->name, name) == 0) {
+            lua_pushlstring(L, file->text, file->bytes);
+            return 1;
+        }
+    return 0;
+}
+
+/* modules(): the names of the embedded files. */
+static int modules(lua_State *L) {
+    int n = 0;
+    lua_newtable(L);
+    for (const struct xt_embedded *file = xt_embedded_files; file->name; file++) {
+        lua_pushstring(L, file->name);
+        lua_rawseti(L, -2, ++n);
+    }
+    return 1;
+}
+
 /* fail(message): an error at the user's line, for the library's Lua files. */
 static int fail(lua_State *L) {
     return xtbind_error(L, "%s", luaL_checkstring(L, 1));
@@ -765,17 +802,17 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                       {"memory_reset_peak", memory_reset_peak},
                                       {"collect", collect},
                                       {"interrupted", interrupted},
+                                      {"isa", isa},
+                                      {"compute_copy_peek", compute_copy_peek},
+                                      {"compute_copy_fresh", compute_copy_fresh},
                                       {NULL, NULL}};
     static const luaL_Reg private[] = {{"is_recording", is_recording},
                                        {"set_grad", set_grad},
-                                       {"compute_copy", compute_copy},
-                                       {"compute_copy_fresh", compute_copy_fresh},
                                        {"hash", hash},
                                        {"dropout_stream", dropout_stream},
                                        {"memory_trim", memory_trim},
                                        {"memory_limit", memory_limit},
                                        {"memory_holders", memory_holders},
-                                       {"isa", isa},
                                        {"libraries", libraries},
                                        {"fail_allocation", fail_allocation},
                                        {"live_count", live_count},
@@ -785,6 +822,9 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                        {"tape", tape},
                                        {"here", here},
                                        {"fail", fail},
+                                       {"source", source},
+                                       {"kernels", kernels},
+                                       {"modules", modules},
                                        {NULL, NULL}};
     lua_pushlightuserdata(L, b);
     luaL_setfuncs(L, public, 1);

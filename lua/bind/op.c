@@ -189,7 +189,8 @@ static void read_tensors(lua_State *L, struct reading *r, const struct xt_param 
     for (size_t i = 0; i < n; i++) {
         lua_rawgeti(L, index, (lua_Integer)i + 1);
         struct xt_tensor *t = xtbind_to_tensor(L, -1);
-        if (!t)
+        bool absent = r->op->write_group && lua_isboolean(L, -1) && !lua_toboolean(L, -1);
+        if (!t && !absent) /* false stands for an absent member of a group */
             xtbind_error(L, "%s: %s[%d] is %s, wanted a tensor", r->op->name, p->name, (int)i + 1,
                          xtbind_kind(L, -1));
         r->inputs[(size_t)slot + i] = t; /* the table keeps it alive */
@@ -663,7 +664,7 @@ static int ops(lua_State *L) {
     return 1;
 }
 
-/* core.call(name, ...): any op, the internal ones too; for the library's optimizers and tests. */
+/* xt.call(name, ...): any op, the internal ones too; for the library's optimizers and tests. */
 static int call_by_name(lua_State *L) {
     struct xtbind *b = lua_touserdata(L, lua_upvalueindex(1));
     const char *name = luaL_checkstring(L, 1);
@@ -766,8 +767,9 @@ void xtbind_open_op(lua_State *L, struct xtbind *b) {
     lua_pushcclosure(L, ops, 2);
     lua_setfield(L, library, "ops");
     lua_settop(L, core);
-    set_closure(L, b, "call", call_by_name);
     set_closure(L, b, "is_op", is_op);
+    lua_pop(L, 1);
+    set_closure(L, b, "call", call_by_name); /* xt.call */
     lua_settop(L, library);
     open_operators(L, b);
 }

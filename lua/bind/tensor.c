@@ -500,6 +500,8 @@ void xtbind_open_tensor(lua_State *L, struct xtbind *b) {
         lua_setfield(L, -2, properties[i].name);
     }
     lua_pushvalue(L, -1);
+    lua_setfield(L, -3, "__names"); /* for completion */
+    lua_pushvalue(L, -1);
     lua_setfield(L, core, "tensor_names"); /* op.c adds the ops; init.lua the rest */
     lua_pushlightuserdata(L, b);
     lua_insert(L, -2);
