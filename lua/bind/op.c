@@ -12,7 +12,7 @@
 
 #include "bind.h"
 
-#define SMALL_INPUTS 64
+#define SMALL_INPUTS 16
 
 /* The arguments of one call while they are read. */
 struct reading {
@@ -466,7 +466,8 @@ static int finish(lua_State *L, struct reading *r, int first) {
 }
 
 static int call_op(lua_State *L, struct xtbind *b, const struct xt_op *op, int first) {
-    struct reading r; /* its arrays are filled as they are used */
+    struct reading r; /* the arrays of r.args are filled as they are used */
+    memset(r.small, 0, sizeof r.small);
     r.b = b;
     r.op = op;
     r.inputs = r.small;
@@ -474,7 +475,7 @@ static int call_op(lua_State *L, struct xtbind *b, const struct xt_op *op, int f
     r.numbers = 0;
     r.given = 0;
     b->L = L;
-    xt_args_init(&r.args, op, r.small, 0);
+    xt_args_init(&r.args, op, NULL, 0);
     read_arguments(L, &r, first);
     return finish(L, &r, first);
 }
