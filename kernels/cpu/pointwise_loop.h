@@ -61,10 +61,8 @@ static inline void loop_shape(struct loop *l, int ndim, const int64_t *shape) {
 /* t, broadcast to the loop's shape; NULL stands for an operand that the block will not read. */
 static inline void set_operand(const struct loop *l, struct operand *o, const struct xt_tensor *t,
                                enum xt_dtype compute) {
-    if (!t) {
-        o->data = NULL;
-        return;
-    }
+    *o = (struct operand){0};
+    if (!t) return;
     o->data = xt_data(t);
     o->dtype = t->dtype;
     o->compute = compute;
