@@ -242,7 +242,7 @@ static void run_part(struct loop *l, int64_t first, int64_t end) {
     for (int d = l->ndim - 1; d >= 0; rest /= l->shape[d--]) b.at[d] = rest % l->shape[d];
     for (int k = 0; k < l->n_in; k++) {
         const struct operand *o = &l->in[k];
-        if (!o->constant) continue;
+        if (!o->data || !o->constant) continue;
         int64_t n = end - first < BLOCK ? end - first : BLOCK;
         char value[sizeof(double)];
         XT_CPU(convert)(o->data, o->dtype, 1, value, o->compute);
