@@ -15,25 +15,40 @@ static void F(store)(const T *row, enum xt_dtype dtype, int64_t d, void *to) {
     if (dtype != T_DTYPE) XT_CPU(store_f32)((const float *)(const void *)row, dtype, d, to);
 }
 
-static T F(sum_squares)(const T *restrict x, int64_t d) {
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < d; i++) sum += x[i] * x[i];
-    return sum;
+/* Sums run through four quarters at once, so that additions need not wait for each other. */
+
+static inline T F(square)(T x) {
+    return x * x;
 }
 
 static T F(sum)(const T *restrict x, int64_t d) {
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < d; i++) sum += x[i];
-    return sum;
+    const int64_t q = d / 4;
+    T s = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s, s1, s2, s3)
+    for (int64_t i = 0; i < q; i++) {
+        s += x[i];
+        s1 += x[q + i];
+        s2 += x[2 * q + i];
+        s3 += x[3 * q + i];
+    }
+    s = (s + s1) + (s2 + s3);
+    for (int64_t i = 4 * q; i < d; i++) s += x[i];
+    return s;
 }
 
-static T F(sum_squares_about)(const T *restrict x, T mean, int64_t d) {
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < d; i++) sum += (x[i] - mean) * (x[i] - mean);
-    return sum;
+static T F(sum_squares)(const T *restrict x, int64_t d, T mean) {
+    const int64_t q = d / 4;
+    T s = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s, s1, s2, s3)
+    for (int64_t i = 0; i < q; i++) {
+        s += F(square)(x[i] - mean);
+        s1 += F(square)(x[q + i] - mean);
+        s2 += F(square)(x[2 * q + i] - mean);
+        s3 += F(square)(x[3 * q + i] - mean);
+    }
+    s = (s + s1) + (s2 + s3);
+    for (int64_t i = 4 * q; i < d; i++) s += F(square)(x[i] - mean);
+    return s;
 }
 
 static T F(rsqrt)(T x) {
@@ -45,7 +60,7 @@ static T F(rsqrt)(T x) {
 /* y = round(x * rstd) * w; y is x's row in T, and `out` its place when that is another dtype. */
 static T F(rms_row)(const T *restrict x, const T *restrict w, int64_t d, T eps, enum xt_dtype dtype,
                     T *restrict y, void *out) {
-    T rstd = F(rsqrt)(F(sum_squares)(x, d) / (T)d + eps);
+    T rstd = F(rsqrt)(F(sum_squares)(x, d, 0) / (T)d + eps);
     if (dtype == T_DTYPE) {
         for (int64_t i = 0; i < d; i++) y[i] = x[i] * rstd * w[i];
         return rstd;
@@ -62,7 +77,7 @@ static T F(rms_row)(const T *restrict x, const T *restrict w, int64_t d, T eps, 
 static void F(layer_row)(const T *restrict x, const T *restrict w, const T *restrict b, int64_t d,
                          T eps, T *restrict y, T *mean, T *rstd) {
     T m = F(sum)(x, d) / (T)d;
-    T r = F(rsqrt)(F(sum_squares_about)(x, m, d) / (T)d + eps);
+    T r = F(rsqrt)(F(sum_squares)(x, d, m) / (T)d + eps);
     if (w && b)
         for (int64_t i = 0; i < d; i++) y[i] = (x[i] - m) * r * w[i] + b[i];
     else if (w)
@@ -291,9 +306,8 @@ static enum xt_status F(rope)(struct xt_ctx *ctx, const struct xt_launch *l, T s
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < places; i++)
-            F(rope_angles)
-            (F(position)(p, offset, i / S, i % S), frequency, half, sign, table + i * D);
+        for (int64_t i = 0; i < places; i++) F(rope_angles)
+        (F(position)(p, offset, i / S, i % S), frequency, half, sign, table + i * D);
         T *buffer = same ? NULL : buffers + omp_get_thread_num() * 2 * D;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < lines; i++) {
