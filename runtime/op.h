@@ -156,6 +156,8 @@ struct xt_op {
     unsigned dtypes; /* mask of 1u << dtype for input 0; 0: any */
     unsigned keeps_in, keeps_out; /* masks of inputs and outputs that backward needs; bit 31 stands
                                       for all inputs from 31 on */
+    unsigned keeps_for[2];    /* of two inputs: what the gradient of each needs of keeps_in, when that
+                                 differs; both 0: all of it */
     unsigned writes;          /* mask of inputs written in place; XT_WRITES_ALL: the whole list */
     xt_infer_fn *infer;       /* checks shapes and dtypes, fills outputs */
     xt_compose_fn *compose;   /* with XT_COMPOSED */

@@ -112,7 +112,7 @@ struct replay {
 static bool holds_input(const struct xt_segment *s, const struct xt_call *call, int i) {
     const struct xt_call *maker = xt_inner_maker(call, i);
     if (!inside(s, maker)) return false;
-    if (call->segment == s) return call->wants && xt_keeps(call->slot->op->keeps_in, i);
+    if (call->segment == s) return xt_keeps_input(call, i);
     /* The call of an inner segment, itself still dropped: it holds what comes from outside of it. */
     return maker->segment != call->segment && maker->position < call->segment->first;
 }

@@ -112,6 +112,14 @@ bool xt_keeps(unsigned mask, int i) {
     return mask >> (i < 31 ? i : 31) & 1u;
 }
 
+bool xt_keeps_input(const struct xt_call *call, int i) {
+    const struct xt_op *op = call->slot->op;
+    if (!call->wants) return false;
+    if (!op->keeps_for[0] && !op->keeps_for[1]) return xt_keeps(op->keeps_in, i);
+    return (call->edges[0].wants && xt_keeps(op->keeps_for[0], i)) ||
+           (call->edges[1].wants && xt_keeps(op->keeps_for[1], i));
+}
+
 /* Where the arrays of a record lie behind it, in order; also how long the whole block is. */
 static size_t lay_out(struct xt_call *call, const struct xt_slot *slot, int n_in, int n_ints) {
     size_t n_out = (size_t)slot->op->n_outputs, in = (size_t)n_in, at = sizeof *call;
@@ -141,7 +149,7 @@ static size_t lay_out(struct xt_call *call, const struct xt_slot *slot, int n_in
 static enum xt_status keep_input(struct xt_ctx *ctx, struct xt_call *call, int i,
                                  struct xt_tensor *t) {
     struct xt_call *inner = xt_inner_maker(call, i);
-    bool backward = call->wants && xt_keeps(call->slot->op->keeps_in, i);
+    bool backward = xt_keeps_input(call, i);
     bool replay = call->segment && (!inner || inner->segment != call->segment);
     if (!backward && !replay) return XT_OK;
     if (t->maker && t->maker->owner && t->maker->owner == call->owner)
@@ -192,8 +200,9 @@ enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
         if (!t) continue;
         xt_spec_of(t, &call->in_spec[i]);
         make_edge(call, i, t);
-        XT_GO(keep_input(ctx, call, i, t));
     }
+    for (int i = 0; i < args->n_inputs; i++)
+        if (args->inputs[i]) XT_GO(keep_input(ctx, call, i, args->inputs[i]));
     *out = call;
     return XT_OK;
 done:

@@ -98,8 +98,10 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
                                 struct xt_tensor **outputs);
 /* Undoes xt_record_new for a call that failed. */
 void xt_record_abandon(struct xt_ctx *ctx, struct xt_call *call);
-/* Whether a backward needs the value of input or output i. */
+/* Whether bit i of a row's mask is set; bit 31 stands for all from there on. */
 bool xt_keeps(unsigned mask, int i);
+/* Whether a backward through `call`, whose edges are made, needs the value of input i. */
+bool xt_keeps_input(const struct xt_call *call, int i);
 /* The edge's maker when it lies in the same owner's records as `call`. */
 struct xt_call *xt_inner_maker(const struct xt_call *call, int input);
 

@@ -168,6 +168,7 @@ static const struct xt_param params_grad_ab[] = {TENSOR("g"), KEPT("a"), KEPT("b
         .dtypes = types,                                                                           \
         .keeps_in = KEEPS_IN((keeps_a) | (keeps_b)),                                               \
         .keeps_out = KEEPS_OUT((keeps_a) | (keeps_b)),                                             \
+        .keeps_for = {KEEPS_IN(keeps_a), KEEPS_IN(keeps_b)},                                       \
         .infer = infer_broadcast,                                                                  \
         .backward = backward_##symbol,                                                             \
     };
