@@ -140,7 +140,7 @@ static const struct xt_param params_grad_ab[] = {TENSOR("g"), KEPT("a"), KEPT("b
     UNARY_ROW(name, doc, keeps, XT_ANY, params_x, params_grad_x)
 
 #define CHOICE(text, of)                                                                           \
-    { .name = text, .kind = XT_P_CHOICE, .named = true, .choices = of }
+    { .name = text, .kind = XT_P_CHOICE, .optional = true, .named = true, .choices = of }
 #define XT_CHOICE(name, doc, keeps, attribute, choices, y_0, dx_0, y_1, dx_1)                      \
     static const struct xt_param params_##name[] = {                                               \
         TENSOR("x"), CHOICE(#attribute, choices), {0}};                                            \

@@ -589,7 +589,9 @@ static enum xt_status concat_back(struct xt_ctx *ctx, struct xt_grads *g) {
     int64_t dim = xt_call_attrs(g->call)[0].i, first = 0;
     for (int i = 0; i < g->n_inputs; i++) {
         int64_t size = g->in_spec[i].shape[dim];
-        if (g->wants[i] && size > 0)
+        if (g->wants[i] && size == 0) /* a slice has at least one place */
+            XT_TRY(xt_full(ctx, &g->in_spec[i], xt_call_device(g->call), 0, &g->grad_in[i]));
+        else if (g->wants[i])
             XT_TRY(run_ints(ctx, &xt_op_slice, g->grad_out[0], dim, first, first + size - 1,
                             &g->grad_in[i]));
         first += size;
