@@ -24,9 +24,10 @@ struct xtbind {
     int tensor_meta, op_meta;   /* references in the registry */
     const void *tensor_meta_at; /* the same tables, as lua_topointer gives them */
     const void *op_meta_at;
-    size_t made_bytes;     /* made when the last full collection ended, all devices */
-    bool collecting;       /* a full collection is running */
-    enum xt_device device; /* the default of constructors */
+    size_t made_bytes;      /* made when the last full collection ended, all devices */
+    size_t unchecked_bytes; /* made by ops since the collector's policy was last asked */
+    bool collecting;        /* a full collection is running */
+    enum xt_device device;  /* the default of constructors */
 };
 
 /* An embedded file of the Lua library; the table ends with a row whose name is NULL. */
@@ -65,8 +66,9 @@ void xtbind_fill(struct xtbind *b, struct xt_tensor **box, struct xt_tensor *t);
    when the tensor is all that is owned and a leak on a failed malloc of Lua's is acceptable; else
    xtbind_new_box first. */
 void xtbind_push_tensor(lua_State *L, struct xt_tensor *t);
-struct xt_tensor *xtbind_to_tensor(lua_State *L, int index);    /* NULL: not a tensor */
-struct xt_tensor *xtbind_check_tensor(lua_State *L, int index); /* raises */
+struct xt_tensor *xtbind_to_tensor(lua_State *L, int index); /* NULL: not a tensor */
+struct xt_tensor *xtbind_as_tensor(lua_State *L, const struct xtbind *b, int index); /* the same */
+struct xt_tensor *xtbind_check_tensor(lua_State *L, int index);                      /* raises */
 /* A shape table at index; {} is a scalar. `who` and `what` name the op and argument in errors. */
 void xtbind_check_shape(lua_State *L, int index, const char *who, struct xt_spec *spec);
 enum xt_dtype xtbind_check_dtype(lua_State *L, int index, const char *who);

@@ -188,7 +188,7 @@ static void read_tensors(lua_State *L, struct reading *r, const struct xt_param 
     }
     for (size_t i = 0; i < n; i++) {
         lua_rawgeti(L, index, (lua_Integer)i + 1);
-        struct xt_tensor *t = xtbind_to_tensor(L, -1);
+        struct xt_tensor *t = xtbind_as_tensor(L, r->b, -1);
         bool absent = r->op->write_group && lua_isboolean(L, -1) && !lua_toboolean(L, -1);
         if (!t && !absent) /* false stands for an absent member of a group */
             xtbind_error(L, "%s: %s[%d] is %s, wanted a tensor", r->op->name, p->name, (int)i + 1,
@@ -209,14 +209,14 @@ static void read_value(lua_State *L, struct reading *r, const struct xt_param *p
             r->numbers |= 1u << slot;
             r->stack[slot] = index;
         } else {
-            struct xt_tensor *t = xtbind_to_tensor(L, index);
+            struct xt_tensor *t = xtbind_as_tensor(L, r->b, index);
             if (!t) bad_value(L, r, p, index, "a tensor");
             r->inputs[slot] = t;
         }
         break;
     case XT_P_TENSORS: read_tensors(L, r, p, slot, index); break;
     case XT_P_SEED:
-        r->inputs[slot] = xtbind_to_tensor(L, index);
+        r->inputs[slot] = xtbind_as_tensor(L, r->b, index);
         if (!r->inputs[slot])
             a->seed = xtbind_check_seed(L, index, r->op->name, p->name);
         else if (xt_ndim(r->inputs[slot]) != 0 || xt_dtype_of(r->inputs[slot]) != XT_I64)
@@ -458,16 +458,37 @@ static int finish(lua_State *L, struct reading *r, int first) {
     for (int k = 0; k < n; k++) boxes[k] = xtbind_box(L, r->b);
     enum xt_status status = run(L, r, dtype, device, outputs);
     if (status != XT_OK) xtbind_error(L, "%s", xt_error(r->b->ctx));
-    for (int k = 0; k < n; k++) xtbind_fill(r->b, boxes[k], outputs[k]);
-    xtbind_collect(r->b, false);
+    for (int k = 0; k < n; k++) {
+        xtbind_fill(r->b, boxes[k], outputs[k]);
+        r->b->unchecked_bytes += outputs[k] ? outputs[k]->storage->bytes : 0;
+    }
+    if (r->b->unchecked_bytes > (1u << 20)) xtbind_collect(r->b, false);
     if (n > 0) return n;
     lua_pushvalue(L, first);
     return 1;
 }
 
+/* The short way: an op that takes tensors alone, given just those (or numbers). */
+static bool read_tensors_alone(lua_State *L, struct reading *r, int first) {
+    int n = 0;
+    const struct xt_param *p = r->op->params;
+    for (; p->name; p++, n++) {
+        if (p->kind != XT_P_TENSOR) return false;
+        struct xt_tensor *t = xtbind_as_tensor(L, r->b, first + n);
+        if (!t) {
+            if (lua_type(L, first + n) != LUA_TNUMBER) return false;
+            r->numbers |= 1u << n;
+            r->stack[n] = first + n;
+        }
+        r->inputs[n] = t;
+    }
+    r->n_inputs = n;
+    r->args.n_ints = 0;
+    return lua_gettop(L) == first + n - 1;
+}
+
 static int call_op(lua_State *L, struct xtbind *b, const struct xt_op *op, int first) {
-    struct reading r; /* the arrays of r.args are filled as they are used */
-    memset(r.small, 0, sizeof r.small);
+    struct reading r; /* its arrays are filled as they are used */
     r.b = b;
     r.op = op;
     r.inputs = r.small;
@@ -475,6 +496,8 @@ static int call_op(lua_State *L, struct xtbind *b, const struct xt_op *op, int f
     r.numbers = 0;
     r.given = 0;
     b->L = L;
+    if (read_tensors_alone(L, &r, first)) return finish(L, &r, first);
+    r.numbers = 0;
     xt_args_init(&r.args, op, NULL, 0);
     read_arguments(L, &r, first);
     return finish(L, &r, first);

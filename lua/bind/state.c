@@ -59,10 +59,10 @@ static bool is_library(const char *source) {
 static bool find_line(lua_State *L, lua_Debug *ar) {
     lua_Debug at;
     bool found = false;
-    for (int level = 0; lua_getstack(L, level, &at); level++) {
-        lua_getinfo(L, "l", &at);
+    /* Level 0 is the function of C that asks. */
+    for (int level = 1; lua_getstack(L, level, &at); level++) {
+        lua_getinfo(L, "Sl", &at);
         if (at.currentline <= 0) continue;
-        lua_getinfo(L, "S", &at);
         if (!found || !is_library(at.source)) *ar = at;
         found = true;
         if (!is_library(at.source)) break;
@@ -130,6 +130,7 @@ static void count_bytes(const struct xtbind *b, size_t *made, size_t *live) {
 
 void xtbind_collect(struct xtbind *b, bool all) {
     size_t made, live;
+    b->unchecked_bytes = 0;
     count_bytes(b, &made, &live);
     size_t since = made - b->made_bytes;
     if (!all && since <= (live / 8 > COLLECT_BYTES ? live / 8 : COLLECT_BYTES)) return;
@@ -168,6 +169,8 @@ static int require_embedded(lua_State *L) {
     return 1;
 }
 
+#pragma weak xtbind_tokenizer /* until it is there */
+
 static void preload_library(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
     for (const struct xt_embedded *file = xt_embedded_files; file->name; file++) {
@@ -179,6 +182,7 @@ static void preload_library(lua_State *L) {
         {"json", xtbind_json}, {"safetensors", xtbind_safetensors}, {"data", xtbind_data},
         {"file", xtbind_file}, {"tokenizer", xtbind_tokenizer},     {NULL, NULL}};
     for (const luaL_Reg *part = parts; part->name; part++) {
+        if (!part->func) continue;
         lua_pushfstring(L, "xtrain.core.%s", part->name);
         lua_pushcfunction(L, part->func);
         lua_settable(L, -3);
@@ -218,7 +222,10 @@ int luaopen_xtrain(lua_State *L) {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &library_key) == LUA_TTABLE) return 1;
     lua_pop(L, 1);
     struct xtbind *b = new_anchor(L);
-    lua_gc(L, LUA_GCINC, 0, 0, 0); /* a userdata that lives through two young ones stays for good */
+    /* Incremental: a userdata that lives through two young collections stays for good. Eager, since
+       a tensor is more than Lua sees: with the defaults (200, 100) a loop of small ops makes
+       garbage faster than it is swept, and the caches miss. */
+    lua_gc(L, LUA_GCINC, 125, 400, 13);
     preload_library(L);
     lua_createtable(L, 0, 200); /* xt, which init.lua completes */
     int library = lua_gettop(L);

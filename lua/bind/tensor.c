@@ -41,7 +41,7 @@ void xtbind_push_tensor(lua_State *L, struct xt_tensor *t) {
     xtbind_fill(b, xtbind_box(L, b), t);
 }
 
-static struct xt_tensor *to_tensor(lua_State *L, const struct xtbind *b, int index) {
+struct xt_tensor *xtbind_as_tensor(lua_State *L, const struct xtbind *b, int index) {
     struct xt_tensor **box = lua_touserdata(L, index);
     if (!box || !lua_getmetatable(L, index)) return NULL;
     bool is_tensor = lua_topointer(L, -1) == b->tensor_meta_at;
@@ -50,7 +50,7 @@ static struct xt_tensor *to_tensor(lua_State *L, const struct xtbind *b, int ind
 }
 
 struct xt_tensor *xtbind_to_tensor(lua_State *L, int index) {
-    return to_tensor(L, xtbind_of(L), index);
+    return xtbind_as_tensor(L, xtbind_of(L), index);
 }
 
 struct xt_tensor *xtbind_check_tensor(lua_State *L, int index) {
@@ -60,7 +60,7 @@ struct xt_tensor *xtbind_check_tensor(lua_State *L, int index) {
 }
 
 static struct xt_tensor *self_of(lua_State *L, const struct xtbind *b) {
-    struct xt_tensor *t = to_tensor(L, b, 1);
+    struct xt_tensor *t = xtbind_as_tensor(L, b, 1);
     if (!t)
         xtbind_error(L, "a method of a tensor was called on %s: write t:name(), not t.name()",
                      xtbind_kind(L, 1));
@@ -236,7 +236,7 @@ static int strides(lua_State *L) {
 
 static int shares_storage(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    struct xt_tensor *t = self_of(L, b), *other = to_tensor(L, b, 2);
+    struct xt_tensor *t = self_of(L, b), *other = xtbind_as_tensor(L, b, 2);
     lua_pushboolean(L, other && xt_same_storage(t, other));
     return 1;
 }
@@ -411,7 +411,7 @@ static int new_index_tensor(lua_State *L) {
     int64_t i;
     if (!xtbind_to_int(L, 2, &i))
         xtbind_error(L, "the property '%s' of a tensor is read-only", luaL_tolstring(L, 2, NULL));
-    struct xt_tensor *value = to_tensor(L, b, 3);
+    struct xt_tensor *value = xtbind_as_tensor(L, b, 3);
     if (!value && lua_type(L, 3) != LUA_TNUMBER)
         xtbind_error(L, "t[%I] = %s: wanted a tensor or a number", (lua_Integer)i,
                      xtbind_kind(L, 3));
@@ -421,7 +421,7 @@ static int new_index_tensor(lua_State *L) {
                      "build the tensor with xt.stack or xt.where, or use no_grad",
                      (lua_Integer)i);
     select_first(L, b, t, i);
-    struct xt_tensor *row = to_tensor(L, b, -1);
+    struct xt_tensor *row = xtbind_as_tensor(L, b, -1);
     struct xt_tensor *outputs[XT_MAX_OUTPUTS] = {NULL};
     struct xt_args args;
     struct xt_tensor *inputs[2] = {row, value};
@@ -442,14 +442,14 @@ static int length(lua_State *L) {
 
 static int equal(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    struct xt_tensor *x = to_tensor(L, b, 1), *y = to_tensor(L, b, 2);
+    struct xt_tensor *x = xtbind_as_tensor(L, b, 1), *y = xtbind_as_tensor(L, b, 2);
     lua_pushboolean(L, x && x == y);
     return 1;
 }
 
 static int to_string(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    if (!to_tensor(L, b, 1)) {
+    if (!xtbind_as_tensor(L, b, 1)) {
         lua_pushliteral(L, "tensor (released)");
         return 1;
     }
