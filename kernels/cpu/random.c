@@ -12,22 +12,24 @@
 #define GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define UNIT 1024 /* elements hashed at a time */
 
-/* splitmix64 but for its last x ^= x >> 31, which changes nothing from bit 33 up. */
-static inline uint64_t hash_high(uint64_t seed, uint64_t i) {
-    uint64_t x = (seed ^ (i * GOLDEN)) + GOLDEN;
+/* splitmix64 of seed XOR steps but for its last x ^= x >> 31, which changes nothing from bit 33 up.
+   steps is i * GOLDEN: loops add GOLDEN to it, as that is one operation and a product is eight. */
+static inline uint64_t hash_high(uint64_t seed, uint64_t steps) {
+    uint64_t x = (seed ^ steps) + GOLDEN;
     x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     return (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
 }
 
-static inline uint64_t hash(uint64_t seed, uint64_t i) {
-    uint64_t x = hash_high(seed, i);
+static inline uint64_t hash(uint64_t seed, uint64_t steps) {
+    uint64_t x = hash_high(seed, steps);
     return x ^ (x >> 31);
 }
 
 /* bits[j] = the top 24 bits of the hash of element first + j. */
 static void draw_bits(uint64_t seed, int64_t first, int64_t n, uint32_t *bits) {
-    for (int64_t j = 0; j < n; j++)
-        bits[j] = (uint32_t)(hash_high(seed, (uint64_t)(first + j)) >> 40);
+    uint64_t steps = (uint64_t)first * GOLDEN;
+    for (int64_t j = 0; j < n; j++, steps += GOLDEN)
+        bits[j] = (uint32_t)(hash_high(seed, steps) >> 40);
 }
 
 /* u >= p in f32, u = bits / 2^24, is bits >= this: p * 2^24 is exact in f64. */
@@ -37,59 +39,72 @@ static uint32_t threshold(double p) {
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-static void drop_unit(uint64_t seed, int64_t first, int64_t n, uint32_t least, float scale,
-                      enum xt_dtype dtype, const char *x, char *y) {
-    uint32_t bits[UNIT];
-    draw_bits(seed, first, n, bits);
+/* One dropout: the seed, and p as what the bits are compared with. */
+struct drop {
+    uint64_t seed;
+    uint32_t least; /* bits of kept elements are this or more */
+    float scale;    /* of kept elements: 1 / (1 - p) */
+};
+
+static struct drop drop_of(uint64_t seed, double p) {
+    return (struct drop){seed, threshold(p), (float)(1.0 / (1.0 - p))};
+}
+
+/* Elements first .. first + n - 1 of x. */
+static void drop_unit(const struct drop *drop, int64_t first, int64_t n, enum xt_dtype dtype,
+                      const char *x, char *y) {
+    uint32_t bits[UNIT], least = drop->least;
+    float wide[UNIT], scale = drop->scale;
+    draw_bits(drop->seed, first, n, bits);
     if (dtype == XT_F64) {
-        const double *from = (const double *)(const void *)x;
-        double *to = (double *)(void *)y;
+        const double *from = (const double *)(const void *)x + first;
+        double *to = (double *)(void *)y + first;
         for (int64_t j = 0; j < n; j++) to[j] = bits[j] >= least ? from[j] * (double)scale : 0;
         return;
     }
-    float wide[UNIT];
-    const float *from = (const float *)(const void *)x;
-    float *to = dtype == XT_F32 ? (float *)(void *)y : wide;
-    if (dtype != XT_F32) {
-        XT_CPU(load_f32)(x, dtype, n, wide);
-        from = wide;
+    if (dtype == XT_F32) {
+        const float *from = (const float *)(const void *)x + first;
+        float *to = (float *)(void *)y + first;
+        for (int64_t j = 0; j < n; j++) {
+            float scaled = from[j] * scale;
+            to[j] = bits[j] >= least ? scaled : 0.0f;
+        }
+        return;
     }
+    XT_CPU(load_f32)(x + first * 2, dtype, n, wide);
     for (int64_t j = 0; j < n; j++) {
-        float scaled = from[j] * scale;
-        to[j] = bits[j] >= least ? scaled : 0.0f;
+        float scaled = wide[j] * scale;
+        wide[j] = bits[j] >= least ? scaled : 0.0f;
     }
-    if (dtype != XT_F32) XT_CPU(store_f32)(wide, dtype, n, y);
+    XT_CPU(store_f32)(wide, dtype, n, y + first * 2);
 }
 
 static enum xt_status dropout_apply(struct xt_ctx *ctx, const struct xt_launch *l) {
     const struct xt_tensor *x = l->in[0];
-    double p = l->attrs[0].f;
-    uint64_t seed = xt_launch_seed(l, 1, 1);
-    uint32_t least = threshold(p);
-    float scale = (float)(1.0 / (1.0 - p));
-    int64_t n = xt_numel(x), bytes = (int64_t)xt_dtype_bytes(x->dtype);
+    struct drop drop = drop_of(xt_launch_seed(l, 1, 1), l->attrs[0].f);
+    int64_t n = xt_numel(x);
     const char *from = xt_data(x);
     char *to = xt_data(l->out[0]);
+    if (n <= UNIT) {
+        drop_unit(&drop, 0, n, x->dtype, from, to);
+        return XT_OK;
+    }
 #pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (n > XT_CPU_GRAIN)
     for (int64_t i = 0; i < n; i += UNIT)
-        drop_unit(seed, i, n - i < UNIT ? n - i : UNIT, least, scale, x->dtype, from + i * bytes,
-                  to + i * bytes);
+        drop_unit(&drop, i, n - i < UNIT ? n - i : UNIT, x->dtype, from, to);
     return XT_OK;
 }
 
 static enum xt_status dropout_mask(struct xt_ctx *ctx, const struct xt_launch *l) {
-    double p = l->attrs[1].f;
-    uint64_t seed = xt_launch_seed(l, 2, 0);
-    uint32_t least = threshold(p);
-    float scale = (float)(1.0 / (1.0 - p));
+    struct drop drop = drop_of(xt_launch_seed(l, 2, 0), l->attrs[1].f);
     int64_t n = xt_numel(l->out[0]);
     float *y = xt_data(l->out[0]);
 #pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (n > XT_CPU_GRAIN)
     for (int64_t i = 0; i < n; i += UNIT) {
         int64_t m = n - i < UNIT ? n - i : UNIT;
         uint32_t bits[UNIT];
-        draw_bits(seed, i, m, bits);
-        for (int64_t j = 0; j < m; j++) y[i + j] = bits[j] >= least ? scale : 0.0f;
+        draw_bits(drop.seed, i, m, bits);
+        for (int64_t j = 0; j < m; j++) y[i + j] = bits[j] >= drop.least ? drop.scale : 0.0f;
     }
     return XT_OK;
 }
@@ -177,8 +192,9 @@ __attribute__((optimize("fp-contract=off"))) static void normal_unit(uint64_t se
                                                                      int64_t n, float *y) {
     int32_t high[UNIT], low[UNIT];
     double radius[UNIT];
-    for (int64_t j = 0; j < n; j++) {
-        uint64_t h = hash(seed, (uint64_t)(first + j));
+    uint64_t steps = (uint64_t)first * GOLDEN;
+    for (int64_t j = 0; j < n; j++, steps += GOLDEN) {
+        uint64_t h = hash(seed, steps);
         high[j] = (int32_t)(h >> 33);
         low[j] = (int32_t)(h >> 2 & 0x7FFFFFFF);
     }
@@ -240,7 +256,7 @@ static enum xt_status multinomial(struct xt_ctx *ctx, const struct xt_launch *l)
     int64_t *y = xt_data(l->out[0]);
 #pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (rows * n > XT_CPU_GRAIN)
     for (int64_t r = 0; r < rows; r++) {
-        double u = (double)(hash(seed, (uint64_t)r) >> 11) * 0x1p-53;
+        double u = (double)(hash(seed, (uint64_t)r * GOLDEN) >> 11) * 0x1p-53;
         y[r] = draw_row(from + r * row_bytes, probs->dtype, n, u);
     }
     for (int64_t r = 0; r < rows; r++)
