@@ -229,9 +229,7 @@ struct job {
 static int run_job(lua_State *L) {
     struct job *job = lua_touserdata(L, 1);
     luaL_openlibs(L);
-    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
-    lua_pushcfunction(L, luaopen_xtrain);
-    lua_setfield(L, -2, "xtrain");
+    luaL_requiref(L, "xtrain", luaopen_xtrain, 0);
     lua_settop(L, 0);
     job->code = run_arguments(L, job->n, job->arguments);
     return 0;
