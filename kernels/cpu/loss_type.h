@@ -187,6 +187,28 @@ struct F(linear) {
     T *dw;     /* (V, D), or NULL */
 };
 
+/* Rows first .. first + m of the logits become losses and, when there is a gradient, its rows; `narrow`
+   takes those in x's dtype, or is NULL. */
+static void F(linear_rows)(struct xt_ctx *ctx, const struct F(linear) * p, int64_t first, int64_t m,
+                           T *logits, char *narrow) {
+    const int64_t V = p->w->shape[0], each = (int64_t)xt_dtype_bytes(p->x->dtype);
+    const int threads = m * V > XT_CPU_GRAIN ? xt_threads(ctx) : 1;
+    const bool grad = p->dx || p->dw;
+    const T *g = p->grad ? xt_data(p->grad) : NULL;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t i = 0; i < m; i++) {
+        const int64_t label = label_at(p->labels, first + i);
+        const T scale = g ? g[element_at(p->grad, first + i)] : p->scale;
+        T *row = logits + i * V, loss = 0;
+        if (label != p->o.ignore)
+            loss = F(logits_row)(row, V, label, (T)p->o.smoothing, scale, grad);
+        else if (grad)
+            memset(row, 0, (size_t)V * sizeof(T));
+        if (p->losses) p->losses[first + i] = loss;
+        if (narrow) F(store)(row, p->x->dtype, V, narrow + i * V * each);
+    }
+}
+
 /* Block by block of rows: logits = x w^T; loss and gradient of each row; dx = dlogits w;
    dw += dlogits^T x. */
 static enum xt_status F(linear_pass)(struct xt_ctx *ctx, const struct F(linear) * p) {
@@ -195,68 +217,50 @@ static enum xt_status F(linear_pass)(struct xt_ctx *ctx, const struct F(linear) 
     const int64_t V = p->w->shape[0], D = p->w->shape[1], rows = xt_numel(p->labels);
     const int64_t most = V > LINEAR_WIDE ? LINEAR_ROWS / 2 : LINEAR_ROWS;
     const int64_t block = rows < most ? rows : most, each = (int64_t)xt_dtype_bytes(dtype);
-    const bool grad = p->dx || p->dw, narrow = grad && dtype != T_DTYPE;
-    const int threads = block * V > XT_CPU_GRAIN ? xt_threads(ctx) : 1;
+    const bool narrow = (p->dx || p->dw) && dtype != T_DTYPE;
     const size_t bytes = (size_t)(block * V) * (sizeof(T) + (narrow ? (size_t)each : 0));
     T *logits = NULL;
     XT_TRY(xt_scratch_get(ctx, XT_CPU, bytes, (void **)&logits));
-    char *narrowed = (char *)(logits + block * V);
-    const char *x = xt_data(p->x), *w = xt_data(p->w);
+    char *narrowed = narrow ? (char *)(logits + block * V) : NULL;
+    const void *dlogits = narrow ? narrowed : (char *)logits;
     for (int64_t first = 0; first < rows; first += block) {
         const int64_t m = rows - first < block ? rows - first : block;
-        const char *x_block = x + first * D * each;
+        const void *x = (const char *)xt_data(p->x) + first * D * each, *w = xt_data(p->w);
         const struct gemm forward = {
             .dtype = dtype,
             .c_dtype = T_DTYPE,
             .m = m,
             .n = V,
             .k = D,
-            .a = {.data = x_block, .row = D, .col = 1},
+            .a = {.data = x, .row = D, .col = 1},
             .b = {.data = w, .row = 1, .col = D},
             .c = logits,
         };
         XT_GO(XT_CPU(gemm)(ctx, &forward));
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-        for (int64_t i = 0; i < m; i++) {
-            const int64_t label = label_at(p->labels, first + i);
-            T *row = logits + i * V, loss = 0;
-            T scale =
-                p->grad ? ((const T *)xt_data(p->grad))[element_at(p->grad, first + i)] : p->scale;
-            if (label != p->o.ignore)
-                loss = F(logits_row)(row, V, label, (T)p->o.smoothing, scale, grad);
-            else if (grad)
-                memset(row, 0, (size_t)V * sizeof(T));
-            if (p->losses) p->losses[first + i] = loss;
-            if (narrow) F(store)(row, dtype, V, narrowed + i * V * each);
-        }
-        const void *dlogits = narrow ? narrowed : (char *)logits;
-        if (p->dx) {
-            const struct gemm to_x = {
-                .dtype = dtype,
-                .c_dtype = dtype,
-                .m = m,
-                .n = D,
-                .k = V,
-                .a = {.data = dlogits, .row = V, .col = 1},
-                .b = {.data = w, .row = D, .col = 1},
-                .c = p->dx + first * D * each,
-            };
-            XT_GO(XT_CPU(gemm)(ctx, &to_x));
-        }
-        if (p->dw) {
-            const struct gemm to_w = {
-                .dtype = dtype,
-                .c_dtype = T_DTYPE,
-                .add = first > 0,
-                .m = V,
-                .n = D,
-                .k = m,
-                .a = {.data = dlogits, .row = 1, .col = V},
-                .b = {.data = x_block, .row = D, .col = 1},
-                .c = p->dw,
-            };
-            XT_GO(XT_CPU(gemm)(ctx, &to_w));
-        }
+        F(linear_rows)(ctx, p, first, m, logits, narrowed);
+        const struct gemm to_x = {
+            .dtype = dtype,
+            .c_dtype = dtype,
+            .m = m,
+            .n = D,
+            .k = V,
+            .a = {.data = dlogits, .row = V, .col = 1},
+            .b = {.data = w, .row = D, .col = 1},
+            .c = p->dx ? p->dx + first * D * each : NULL,
+        };
+        if (p->dx) XT_GO(XT_CPU(gemm)(ctx, &to_x));
+        const struct gemm to_w = {
+            .dtype = dtype,
+            .c_dtype = T_DTYPE,
+            .add = first > 0,
+            .m = V,
+            .n = D,
+            .k = m,
+            .a = {.data = dlogits, .row = 1, .col = V},
+            .b = {.data = x, .row = D, .col = 1},
+            .c = p->dw,
+        };
+        if (p->dw) XT_GO(XT_CPU(gemm)(ctx, &to_w));
     }
     if (rows == 0 && p->dw) memset(p->dw, 0, (size_t)(V * D) * sizeof(T));
 done:

@@ -245,7 +245,7 @@ static enum xt_status answer_weight(struct xt_ctx *ctx, struct xt_grads *g, stru
     struct xt_tensor *target = NULL, *scaled = NULL;
     bool add = false;
     XT_TRY(xt_grads_target(ctx, g, 1, &target, &add));
-    if (target && xt_dtype_of(target) == xt_dtype_of(dw)) {
+    if (target) {
         struct xt_tensor *in[] = {target, dw, by};
         struct xt_args args;
         xt_args_init(&args, &xt_op_write_scaled_, in, 3);
