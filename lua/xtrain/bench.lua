@@ -19,7 +19,7 @@ end
 -- ids or labels out of nothing, (batch, seq) i32 below vocab.
 function M.tokens(batch, seq, vocab, seed)
   local x = xt.rand({ batch, seq }, { seed = seed }) * vocab
-  return xt.clamp(xt.cast(x, "i32"), 0, vocab - 1)
+  return xt.cast(xt.clamp(x, 0, vocab - 1), "i32")
 end
 
 local LARGEST, SECOND = 8192, 1.0

@@ -6,7 +6,7 @@ local options = require "xtrain.options"
 local active = require "xtrain.active"
 local fail = xt.core.fail
 
-local call = xt.core.call -- any op by name, the internal ones too
+local call = xt.call -- any op by name, the internal ones too
 
 local M = {}
 
