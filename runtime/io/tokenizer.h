@@ -29,8 +29,8 @@ struct xt_tokenizer_training {
    early when no pair is seen twice. */
 enum xt_status xt_tokenizer_train(struct xt_ctx *ctx, const struct xt_tokenizer_training *how,
                                   struct xt_tokenizer **out);
-void xt_tokenizer_free(struct xt_tokenizer *tok);                   /* NULL is fine */
-int64_t xt_tokenizer_vocab_size(const struct xt_tokenizer *tok);    /* the largest id + 1 */
+void xt_tokenizer_free(struct xt_tokenizer *tok);                /* NULL is fine */
+int64_t xt_tokenizer_vocab_size(const struct xt_tokenizer *tok); /* the largest id + 1 */
 /* special: text that spells an added token becomes its id. *ids is lent. */
 enum xt_status xt_tokenizer_encode(struct xt_ctx *ctx, struct xt_tokenizer *tok, const char *text,
                                    size_t bytes, bool special, const int32_t **ids, size_t *n);

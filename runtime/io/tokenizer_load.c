@@ -262,7 +262,8 @@ static bool is_half(const char *path) {
 static enum xt_status load_path(struct xt_ctx *ctx, struct xt_tokenizer *tok, const char *path,
                                 const char *pattern) {
     struct stat info;
-    if (stat(path, &info) != 0) return xt_fail(ctx, XT_IO, "cannot open %s: %s", path, strerror(errno));
+    if (stat(path, &info) != 0)
+        return xt_fail(ctx, XT_IO, "cannot open %s: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) return load_folder(ctx, tok, path, false, pattern);
     if (ends_with(path, ".tiktoken")) return load_ranks(ctx, tok, path, pattern);
     if (!is_half(path)) return load_json(ctx, tok, path);
