@@ -2,9 +2,9 @@
  * norm.c: rmsnorm, layernorm and rope, row by row. The formulas are in norm_type.h, in f32 for f32,
  * bf16 and f16 and in f64 for f64.
  */
+#include "math.h"
 #include "rows.h"
 
-#include <math.h>
 #include <string.h>
 
 #include <omp.h>

@@ -15,44 +15,48 @@ static void F(store)(const T *row, enum xt_dtype dtype, int64_t d, void *to) {
     if (dtype != T_DTYPE) XT_CPU(store_f32)((const float *)(const void *)row, dtype, d, to);
 }
 
-/* Sums run through four quarters at once, so that additions need not wait for each other. */
+/* Numbers summed side by side, at any address. Two of them hide the time an addition takes. */
+typedef T F(lanes) __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
 
-static inline T F(square)(T x) {
-    return x * x;
+static inline T F(total)(const F(lanes) * a, const F(lanes) * b) {
+    T t[32 / sizeof(T)];
+    for (size_t i = 0; i < 32 / sizeof(T); i++) t[i] = (*a)[i] + (*b)[i];
+    for (size_t n = 16 / sizeof(T); n > 0; n /= 2)
+        for (size_t i = 0; i < n; i++) t[i] += t[n + i];
+    return t[0];
 }
 
-static T F(sum)(const T *restrict x, int64_t d) {
-    const int64_t q = d / 4;
-    T s = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s, s1, s2, s3)
-    for (int64_t i = 0; i < q; i++) {
-        s += x[i];
-        s1 += x[q + i];
-        s2 += x[2 * q + i];
-        s3 += x[3 * q + i];
+static inline T F(sum)(const T *x, int64_t d) {
+    const int64_t step = 32 / sizeof(T);
+    F(lanes) a = {0}, b = {0};
+    int64_t i = 0;
+    for (; i + 2 * step <= d; i += 2 * step) {
+        a += *(const F(lanes) *)(x + i);
+        b += *(const F(lanes) *)(x + i + step);
     }
-    s = (s + s1) + (s2 + s3);
-    for (int64_t i = 4 * q; i < d; i++) s += x[i];
+    T s = F(total)(&a, &b);
+    for (; i < d; i++) s += x[i];
     return s;
 }
 
-static T F(sum_squares)(const T *restrict x, int64_t d, T mean) {
-    const int64_t q = d / 4;
-    T s = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s, s1, s2, s3)
-    for (int64_t i = 0; i < q; i++) {
-        s += F(square)(x[i] - mean);
-        s1 += F(square)(x[q + i] - mean);
-        s2 += F(square)(x[2 * q + i] - mean);
-        s3 += F(square)(x[3 * q + i] - mean);
+/* sum of (x - mean)^2 */
+static inline T F(sum_squares)(const T *x, int64_t d, T mean) {
+    const int64_t step = 32 / sizeof(T);
+    F(lanes) a = {0}, b = {0};
+    int64_t i = 0;
+    for (; i + 2 * step <= d; i += 2 * step) {
+        F(lanes) u = *(const F(lanes) *)(x + i) - mean;
+        F(lanes) v = *(const F(lanes) *)(x + i + step) - mean;
+        a += u * u;
+        b += v * v;
     }
-    s = (s + s1) + (s2 + s3);
-    for (int64_t i = 4 * q; i < d; i++) s += F(square)(x[i] - mean);
+    T s = F(total)(&a, &b);
+    for (; i < d; i++) s += (x[i] - mean) * (x[i] - mean);
     return s;
 }
 
 static T F(rsqrt)(T x) {
-    return 1 / (T)sqrt((double)x);
+    return 1 / XT_SQRT(x);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
