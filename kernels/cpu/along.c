@@ -38,28 +38,36 @@ static void add_operand(struct job *job, const struct xt_tensor *t, int64_t len)
                          .packed = job->inner > 1 || !is_work(t->dtype)};
 }
 
-/* One line of columns to or from the rows of a pack: place r of the line is at r * step. */
-static void spread(const void *line, int64_t rows, size_t bytes, void *pack, int64_t step) {
-    if (bytes == 4)
-        for (int64_t r = 0; r < rows; r++)
-            ((uint32_t *)pack)[r * step] = ((const uint32_t *)line)[r];
-    else
-        for (int64_t r = 0; r < rows; r++)
-            ((uint64_t *)pack)[r * step] = ((const uint64_t *)line)[r];
-}
+/*
+ * A square of `lines` lines, `rows` elements of each, turned about: line i, element r is at
+ * pack[r * step + i]. Lines stand apart in a small array, for in the tensor and in the pack they may
+ * all fall on the same places of the cache.
+ */
+#define TURN(type)                                                                                 \
+    do {                                                                                           \
+        type *at = (type *)pack;                                                                   \
+        type(*line)[BLOCK] = (type(*)[BLOCK])square;                                               \
+        for (int64_t r = 0; r < rows; r++)                                                         \
+            for (int64_t i = 0; i < lines; i++) {                                                  \
+                if (in)                                                                            \
+                    at[r * step + i] = line[i][r];                                                 \
+                else                                                                               \
+                    line[i][r] = at[r * step + i];                                                 \
+            }                                                                                      \
+    } while (0)
 
-static void collect(void *line, int64_t rows, size_t bytes, const void *pack, int64_t step) {
+static void turn(void *square, int64_t lines, int64_t rows, size_t bytes, void *pack, int64_t step,
+                 bool in) {
     if (bytes == 4)
-        for (int64_t r = 0; r < rows; r++)
-            ((uint32_t *)line)[r] = ((const uint32_t *)pack)[r * step];
+        TURN(uint32_t);
     else
-        for (int64_t r = 0; r < rows; r++)
-            ((uint64_t *)line)[r] = ((const uint64_t *)pack)[r * step];
+        TURN(uint64_t);
 }
 
 /* Moves `rows` rows, the first being number `first` (outer * inner + column), in or out. */
 static void move(const struct job *job, const struct operand *p, int64_t first, int64_t rows,
                  char *pack, bool in) {
+    enum { LINES = 16 };
     size_t wide = work_bytes(work_of(p->dtype)), bytes = xt_dtype_bytes(p->dtype);
     if (job->inner == 1) {
         char *x = p->data + (size_t)(first * p->len) * bytes;
@@ -69,17 +77,20 @@ static void move(const struct job *job, const struct operand *p, int64_t first, 
             narrow(pack, p->dtype, rows * p->len, x);
         return;
     }
-    int64_t outer = first / job->inner, column = first % job->inner;
-    for (int64_t i = 0; i < p->len; i++) {
-        _Alignas(64) int64_t line[BLOCK];
-        char *x = p->data + (size_t)((outer * p->len + i) * job->inner + column) * bytes;
-        char *at = pack + (size_t)i * wide;
-        if (in) {
-            spread(widen(x, p->dtype, rows, line), rows, wide, at, p->len);
-        } else {
-            collect(line, rows, wide, at, p->len);
-            narrow(line, p->dtype, rows, x);
+    _Alignas(64) char square[LINES * BLOCK * 8];
+    char *x =
+        p->data + (size_t)(first / job->inner * p->len * job->inner + first % job->inner) * bytes;
+    for (int64_t i = 0; i < p->len; i += LINES) {
+        int64_t lines = p->len - i < LINES ? p->len - i : LINES;
+        for (int64_t k = 0; in && k < lines; k++) {
+            char *line = square + (size_t)k * BLOCK * wide;
+            const char *from = x + (size_t)((i + k) * job->inner) * bytes;
+            if (widen(from, p->dtype, rows, line) == from) memcpy(line, from, (size_t)rows * bytes);
         }
+        turn(square, lines, rows, wide, pack + (size_t)i * wide, p->len, in);
+        for (int64_t k = 0; !in && k < lines; k++)
+            narrow(square + (size_t)k * BLOCK * wide, p->dtype, rows,
+                   x + (size_t)((i + k) * job->inner) * bytes);
     }
 }
 

@@ -6,6 +6,8 @@
  */
 #include "fold.h"
 
+#define STRIP 512 /* columns folded at a time */
+
 enum fold { FOLD_SUM, FOLD_SQUARES, FOLD_MAX, FOLD_MIN };
 
 /* Folds n elements into *acc. */
@@ -37,7 +39,7 @@ typedef void rows_fn(const void *const *rows, int m, int64_t wide, union total *
 #define SQUARE(x) ((double)(x) * (double)(x))
 #define IN_ROWS(j, k) row[k][j]
 #define SQUARE_IN_ROWS(j, k) SQUARE(row[k][j])
-#define BETTER(x, op, y) (WINS(x, op, y) ? (x) : (y))
+#define BETTER(x, op, y) ((x) != (x) ? (x) : (x)op(y) ? (x) : (y))
 
 /* In double: f32 squares neither overflow nor vanish. */
 #define SQUARES_RUN(name, TYPE)                                                                    \
@@ -62,23 +64,6 @@ static uint64_t sum_run_i64(const uint64_t *x, int64_t n) {
     for (int64_t j = 0; j < n; j++) sum += x[j];
     return sum;
 }
-
-/* The best of eight rows, found in their own type. */
-#define EXTREME_OF8(name, TYPE, op)                                                                \
-    static inline TYPE name(const TYPE *const *row, int64_t j) {                                   \
-        TYPE a = BETTER(row[0][j], op, row[1][j]), b = BETTER(row[2][j], op, row[3][j]);           \
-        TYPE c = BETTER(row[4][j], op, row[5][j]), d = BETTER(row[6][j], op, row[7][j]);           \
-        a = BETTER(a, op, b);                                                                      \
-        c = BETTER(c, op, d);                                                                      \
-        return BETTER(a, op, c);                                                                   \
-    }
-
-EXTREME_OF8(max8_f32, float, >)
-EXTREME_OF8(min8_f32, float, <)
-EXTREME_OF8(max8_f64, double, >)
-EXTREME_OF8(min8_f64, double, <)
-EXTREME_OF8(max8_i64, int64_t, >)
-EXTREME_OF8(min8_i64, int64_t, <)
 
 static inline double better_max_f(double x, double best) {
     return BETTER(x, >, best);
@@ -111,14 +96,27 @@ ROWS(sum_i64, uint64_t, i, (int64_t)((uint64_t)acc[j].i + TREE8(IN_ROWS, j)),
      (int64_t)((uint64_t)acc[j].i + x))
 ROWS(squares_f32, float, f, acc[j].f + TREE8(SQUARE_IN_ROWS, j), acc[j].f + SQUARE(x))
 ROWS(squares_f64, double, f, acc[j].f + TREE8(SQUARE_IN_ROWS, j), acc[j].f + SQUARE(x))
-ROWS(max_f32, float, f, better_max_f((double)max8_f32(row, j), acc[j].f),
-     better_max_f((double)x, acc[j].f))
-ROWS(max_f64, double, f, better_max_f(max8_f64(row, j), acc[j].f), better_max_f(x, acc[j].f))
-ROWS(max_i64, int64_t, i, better_max_i(max8_i64(row, j), acc[j].i), better_max_i(x, acc[j].i))
-ROWS(min_f32, float, f, better_min_f((double)min8_f32(row, j), acc[j].f),
-     better_min_f((double)x, acc[j].f))
-ROWS(min_f64, double, f, better_min_f(min8_f64(row, j), acc[j].f), better_min_f(x, acc[j].f))
-ROWS(min_i64, int64_t, i, better_min_i(min8_i64(row, j), acc[j].i), better_min_i(x, acc[j].i))
+/* The best of the rows first, in their own type. */
+#define EXTREME_ROWS(name, TYPE, op, field, better, ACC)                                           \
+    static void rows_##name(const void *const *rows, int m, int64_t wide, union total *acc) {      \
+        TYPE best[STRIP];                                                                          \
+        memcpy(best, rows[0], (size_t)wide * sizeof *best);                                        \
+        for (int k = 1; k < m; k++) {                                                              \
+            const TYPE *row = rows[k];                                                             \
+            for (int64_t j = 0; j < wide; j++) {                                                   \
+                TYPE x = row[j], y = best[j], z = x op y ? x : y;                                  \
+                best[j] = x != x ? x : z;                                                          \
+            }                                                                                      \
+        }                                                                                          \
+        for (int64_t j = 0; j < wide; j++) acc[j].field = better((ACC)best[j], acc[j].field);      \
+    }
+
+EXTREME_ROWS(max_f32, float, >, f, better_max_f, double)
+EXTREME_ROWS(max_f64, double, >, f, better_max_f, double)
+EXTREME_ROWS(max_i64, int64_t, >, i, better_max_i, int64_t)
+EXTREME_ROWS(min_f32, float, <, f, better_min_f, double)
+EXTREME_ROWS(min_f64, double, <, f, better_min_f, double)
+EXTREME_ROWS(min_i64, int64_t, <, i, better_min_i, int64_t)
 
 static const struct folder {
     run_fn *run;   /* of elements that lie side by side */
@@ -141,7 +139,6 @@ static const struct folder {
 /* ---- folding: how the tensor is cut ---------------------------------------------------------- */
 
 #define CHUNK 16384 /* elements of a long run that are folded into one total */
-#define STRIP 512   /* columns folded at a time */
 
 /* x as (outer, n, inner), contiguous; n is folded. */
 struct folding {

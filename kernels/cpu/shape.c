@@ -84,15 +84,17 @@ static void copy_rows(const struct copy *c, int64_t first, int64_t count, int64_
     }
 }
 
-/* One square of a transposed copy: `to` has stride 1 along i, `from` along j. */
+/* One square of a transposed copy: `to` has stride 1 along i, `from` along j. Through a small array,
+   for lines that lie a power of two apart would push each other out of the cache. */
 static void copy_tile(size_t bytes, int64_t ni, int64_t nj, char *to, int64_t ts, const char *from,
                       int64_t fs) {
 #define SQUARE(type)                                                                               \
     do {                                                                                           \
-        type *t = (type *)to;                                                                      \
+        type turned[TILE][TILE], *t = (type *)to;                                                  \
         const type *f = (const type *)from;                                                        \
-        for (int64_t j = 0; j < nj; j++)                                                           \
-            for (int64_t i = 0; i < ni; i++) t[j * ts + i] = f[i * fs + j];                        \
+        for (int64_t i = 0; i < ni; i++)                                                           \
+            for (int64_t j = 0; j < nj; j++) turned[j][i] = f[i * fs + j];                         \
+        for (int64_t j = 0; j < nj; j++) memcpy(t + j * ts, turned[j], (size_t)ni * sizeof *t);    \
     } while (0)
     switch (bytes) {
     case 1: SQUARE(uint8_t); break;
