@@ -345,41 +345,40 @@ static int no_grad(lua_State *L) {
     return status == LUA_OK ? lua_gettop(L) : lua_error(L);
 }
 
-/* Reads {selective, verify} at argument 1, or the word "selective", and removes it. */
+/* Whether index holds a table of options: all its keys are those of a segment. */
+static bool is_segment_options(lua_State *L, int index) {
+    if (!lua_istable(L, index) || lua_getmetatable(L, index)) return false;
+    bool any = false;
+    lua_pushnil(L);
+    while (lua_next(L, index)) {
+        const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
+        any = strcmp(name, "selective") == 0 || strcmp(name, "verify") == 0;
+        lua_pop(L, 1);
+        if (any) continue;
+        lua_pop(L, 1);
+        return false;
+    }
+    return any;
+}
+
+/* Reads {selective, verify}, the first argument or the last one, and removes it. */
 static struct xt_segment_options segment_options(lua_State *L) {
     struct xt_segment_options options = {false, false};
-    if (lua_type(L, 1) == LUA_TSTRING) {
-        if (strcmp(lua_tostring(L, 1), "selective") != 0)
-            xtbind_error(L, "checkpoint: %s, wanted a function, options or 'selective'",
-                         xtbind_kind(L, 1));
-        options.selective = true;
-        lua_remove(L, 1);
-    } else if (lua_istable(L, 1)) {
-        int callable = luaL_getmetafield(L, 1, "__call");
-        if (callable != LUA_TNIL) {
-            lua_pop(L, 1);
-            return options;
-        }
-        lua_pushnil(L);
-        while (lua_next(L, 1)) {
-            const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
-            if (strcmp(name, "selective") == 0)
-                options.selective = lua_toboolean(L, -1);
-            else if (strcmp(name, "verify") == 0)
-                options.verify = lua_toboolean(L, -1);
-            else
-                xtbind_error(L,
-                             "checkpoint: unknown option '%s'; the options are 'selective', "
-                             "'verify'",
-                             luaL_tolstring(L, -2, NULL));
-            lua_pop(L, 1);
-        }
-        lua_remove(L, 1);
-    }
+    int index = lua_gettop(L);
+    if (is_segment_options(L, 1))
+        index = 1;
+    else if (index < 2 || !is_segment_options(L, index))
+        return options;
+    lua_getfield(L, index, "selective");
+    lua_getfield(L, index, "verify");
+    options.selective = lua_toboolean(L, -2);
+    options.verify = lua_toboolean(L, -1);
+    lua_pop(L, 2);
+    lua_remove(L, index);
     return options;
 }
 
-/* xt.checkpoint([options,] fn, ...): fn is called once; backward replays its records. */
+/* xt.checkpoint([options,] fn, ... [, options]): fn is called once; backward replays its records. */
 static int checkpoint(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_segment_options options = segment_options(L);

@@ -173,7 +173,9 @@ static int run_verb(lua_State *L, const char *name, int n, char **arguments) {
 static int run_info(lua_State *L) {
     lua_getglobal(L, "require");
     lua_pushliteral(L, "xtrain.info");
-    return run_chunk(L, lua_pcall(L, 1, 1, 0), 0, NULL);
+    if (xtbind_protected(L, 1, 0) == LUA_OK) return DONE;
+    xtbind_report(L);
+    return RAISED;
 }
 
 static int wrong_usage(const char *given) {

@@ -54,18 +54,19 @@ local function format_of(values, dtype)
     end
   end
   if whole and largest < 1e7 then return "%.0f" end
-  if largest >= 1e5 or least < 1e-3 and largest < 1 or largest < 1e-2 then return "%.4e" end
+  if largest >= 1e5 or least < 1e-4 then return "%.4e" end
   return "%.4f"
 end
 
--- Visits the shown elements in order: on_row(position of the row), on_element(value or false).
+-- The rows shown, in order: each a list of values, false for "...", or {skipped = dimension}; and
+-- all values shown. A row that begins a new matrix says so.
 local function collect(t, shape, lists)
   local rows, values = {}, {}
   local at = {}
   local columns = shown(shape[#shape], MOST_COLUMNS, EDGE)
   local function walk(d)
     if d == #shape then
-      local row = { depth = 0 }
+      local row = { begins = d > 2 and at[d - 1] == 1 }
       for _, i in ipairs(columns) do
         local value = false
         if i then
@@ -91,7 +92,7 @@ local function collect(t, shape, lists)
   return rows, values
 end
 
-local function write_rows(rows, format, depth)
+local function write_rows(rows, format, depth, apart)
   local width, texts = 0, {}
   for r, row in ipairs(rows) do
     texts[r] = {}
@@ -109,7 +110,8 @@ local function write_rows(rows, format, depth)
       for i, text in ipairs(texts[r]) do
         texts[r][i] = (" "):rep((row[i] and width or 3) - #text) .. text
       end
-      lines[r] = (" "):rep(depth) .. "[" .. table.concat(texts[r], "  ") .. "]"
+      local gap = apart and row.begins and r > 1 and "\n" or ""
+      lines[r] = gap .. (" "):rep(depth) .. "[" .. table.concat(texts[r], "  ") .. "]"
     end
   end
   return table.concat(lines, "\n")
@@ -131,5 +133,6 @@ return function(t)
   end
   if t.numel == 0 then return header(t) .. ": []" end
   local rows, values = collect(t, shape, leading(shape))
-  return header(t) .. "\n" .. write_rows(rows, format_of(values, t.dtype), #shape - 1)
+  local apart = #shape > 2 and shape[#shape - 1] > 1
+  return header(t) .. "\n" .. write_rows(rows, format_of(values, t.dtype), #shape - 1, apart)
 end
