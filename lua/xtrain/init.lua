@@ -2,7 +2,7 @@
 -- are loaded when they are first asked for, so that starting costs nothing.
 local xt = ...
 local core = xt.core
-package.loaded["xtrain.core"] = core
+package.preload["xtrain.core"] = function() return core end
 
 local op = xt.op
 
