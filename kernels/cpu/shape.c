@@ -238,11 +238,13 @@ static enum xt_status slice_grad(struct xt_ctx *ctx, const struct xt_launch *l) 
     const struct xt_tensor *g = l->in[0], *y = l->out[0];
     size_t bytes = xt_dtype_bytes(y->dtype), total = xt_nbytes(y);
     char *to = xt_data(y);
-    int64_t units = (int64_t)(total >> 18) + 1; /* all zeros have the same bytes in every dtype */
-#pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (units > 1)
-    for (int64_t u = 0; u < units; u++) {
-        size_t begin = (size_t)u << 18, left = total - begin;
-        if (left > 0) memset(to + begin, 0, left < 1u << 18 ? left : 1u << 18);
+    /* All zeros have the same bytes in every dtype. */
+    if (total <= UNIT * 8) {
+        if (total) memset(to, 0, total);
+    } else {
+#pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static)
+        for (size_t begin = 0; begin < total; begin += UNIT * 8)
+            memset(to + begin, 0, total - begin < UNIT * 8 ? total - begin : UNIT * 8);
     }
     to += l->attrs[2].i * y->stride[l->attrs[1].i] * (int64_t)bytes;
     XT_CPU(copy_strided)(ctx, bytes, g->ndim, g->shape, to, y->stride, xt_data(g), g->stride);

@@ -176,6 +176,24 @@ static inline void want_failure(struct xt_ctx *ctx, const struct xt_op *op,
     assert_int_equal(xt_live_count(ctx), live);
 }
 
+/* Lets each allocation of the call fail in turn: the call says so and leaves nothing behind. */
+static inline void want_clean_failures(struct xt_ctx *ctx, const struct xt_op *op,
+                                       const struct xt_args *args) {
+    int64_t live = xt_live_count(ctx);
+    for (int n = 1;; n++) {
+        struct xt_tensor *out[MOST] = {NULL};
+        xt_fail_allocation(ctx, n);
+        enum xt_status status = xt_call_run(ctx, op, args, out);
+        xt_fail_allocation(ctx, 0);
+        for (int k = 0; status == XT_OK && k < op->n_outputs - op->n_hidden; k++)
+            xt_tensor_release(ctx, out[k]);
+        assert_int_equal(xt_live_count(ctx), live);
+        if (status == XT_OK) return;
+        assert_int_equal(status, XT_MEMORY);
+        assert_true(n < 100);
+    }
+}
+
 /* sum of out 0 of the call times noise. */
 static inline double loss_of(struct xt_ctx *ctx, const struct xt_op *op,
                              const struct xt_args *args) {
@@ -195,6 +213,7 @@ static inline void want_gradient(struct xt_ctx *ctx, const struct xt_op *op,
     struct xt_args moved = *args;
     struct xt_tensor *x = args->inputs[which];
     int64_t n = xt_numel(x);
+    want_clean_failures(ctx, op, args);
     double step = 1e-5, along = 0, *values = numbers(ctx, x), *shifted;
     assert_true(args->n_inputs <= 8);
     memcpy(inputs, args->inputs, (size_t)args->n_inputs * sizeof *inputs);
@@ -211,6 +230,7 @@ static inline void want_gradient(struct xt_ctx *ctx, const struct xt_op *op,
     }
     ok(ctx, xt_var_new(ctx, x, &var));
     inputs[which] = var;
+    want_clean_failures(ctx, op, &moved);
     ok(ctx, xt_call_run(ctx, op, &moved, out));
     seed = make(ctx, XT_F64, xt_ndim(out[0]), xt_shape(out[0]), NULL, 99);
     ok(ctx, xt_backward(ctx, out[0], seed, false));
