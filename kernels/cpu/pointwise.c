@@ -35,7 +35,8 @@ struct blocks {
         }                                                                                          \
     }
 
-/* dx of one argument. */
+/* dx of one argument. No gradient gives none, even where the derivative is infinite: what `where` did
+   not select must not turn into 0 * inf. */
 #define BLOCK_DX(name, T, first, second, expression)                                               \
     BLOCK_FN(name) {                                                                               \
         typedef T real;                                                                            \
@@ -46,7 +47,7 @@ struct blocks {
         for (int64_t i = 0; i < n; i++) {                                                          \
             const real g = pg[i], x = px[i], y = py[i];                                            \
             (void)x, (void)y;                                                                      \
-            pd[i] = expression;                                                                    \
+            pd[i] = g == 0 ? g : expression;                                                       \
         }                                                                                          \
     }
 
@@ -73,7 +74,7 @@ struct blocks {
         for (int64_t i = 0; i < n; i++) {                                                          \
             const real g = pg[i], a = pa[i], b = pb[i], y = py[i];                                 \
             (void)a, (void)b, (void)y;                                                             \
-            pd[i] = expression;                                                                    \
+            pd[i] = g == 0 ? g : expression;                                                       \
         }                                                                                          \
     }
 
