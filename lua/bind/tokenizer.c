@@ -53,7 +53,7 @@ static const char *const *strings(lua_State *L, int index, const char *who, int 
     return list;
 }
 
-/* ---- making one ------------------------------------------------------------------------------- */
+/* ---- making one ----------------------------------------------------------------------------- */
 
 /* load(path [, pattern]) -> tokenizer, or nil and a message. */
 static int load(lua_State *L) {
@@ -82,7 +82,7 @@ static int bytes(lua_State *L) {
     return 1;
 }
 
-/* ---- text to ids and back ------------------------------------------------------------------------ */
+/* ---- text to ids and back ------------------------------------------------------------------- */
 
 /* {special = boolean} at index 3, or nothing. */
 static bool check_special(lua_State *L, const char *who) {
@@ -201,7 +201,7 @@ static int whole(lua_State *L) {
     return 1;
 }
 
-/* ---- the type -------------------------------------------------------------------------------------- */
+/* ---- the type ------------------------------------------------------------------------------- */
 
 /* Upvalue 1 is the table of methods. */
 static int index_field(lua_State *L) {

@@ -23,8 +23,8 @@ local PATTERNS = { "gpt2", "qwen" }
 
 -- load(path [, {pattern = "gpt2"|"qwen"}]) -> tokenizer, or nil, message. path: a tokenizer.json,
 -- a folder with one or with vocab.bpe and encoder.json (or merges.txt and vocab.json), or a
--- .tiktoken rank file. pattern: how text is cut before merging, for files that do not say it: "gpt2" unless
--- the ranks show that digits stand alone, as in "qwen". "qwen" also brings text to NFC.
+-- .tiktoken rank file. pattern: how text is cut before merging, for files that do not say it:
+-- "gpt2" unless the ranks show that digits stand alone, as in "qwen", which also means NFC.
 function M.load(path, given)
   local o = options.read("tokenizer.load", given, { pattern = options.optional })
   if type(path) ~= "string" then
@@ -34,8 +34,8 @@ function M.load(path, given)
   return core.load(path, o.pattern)
 end
 
--- train{files, vocab, pattern = "gpt2"|"qwen", special = {}} -> tokenizer, or nil, message. files: a
--- path or a list of paths of text (.gz and .zst too); vocab: how many ids: 256 bytes, then merges,
+-- train{files, vocab, pattern = "gpt2"|"qwen", special = {}} -> tokenizer, or nil, message. files:
+-- a path or a list of paths of text (.gz and .zst too); vocab: how many ids: 256 bytes, merges,
 -- then the special tokens. Fewer when no pair of tokens is left that is seen twice. The same text
 -- gives the same vocabulary: of pairs seen equally often the one with the lowest ids is merged.
 function M.train(given)

@@ -1,8 +1,8 @@
 /*
  * bpe.c: the merging of one piece. The lowest rank goes first, of equals the leftmost.
  *
- * Three ways, same ids: a cache for the short pieces that text repeats, repeated scans for pieces of
- * ordinary length, a heap for long ones (so that a megabyte without a space takes n log n).
+ * Three ways, same ids: a cache for the short pieces that text repeats, repeated scans for pieces
+ * of ordinary length, a heap for long ones (so that a megabyte without a space takes n log n).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ void xt_bpe_free(struct xt_bpe *b) {
     *b = (struct xt_bpe){0};
 }
 
-/* ---- the table of merges ------------------------------------------------------------------------ */
+/* ---- the table of merges -------------------------------------------------------------------- */
 
 static uint64_t pair_key(int32_t left, int32_t right) {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
@@ -85,7 +85,7 @@ enum xt_status xt_bpe_open(struct xt_ctx *ctx, struct xt_bpe *b, const struct xt
     return grow_table(ctx, b);
 }
 
-/* ---- ordinary pieces: scan for the lowest rank ---------------------------------------------------- */
+/* ---- ordinary pieces: scan for the lowest rank ---------------------------------------------- */
 
 /* Merges n ids in place and returns how many are left. 2 <= n < LONG_PIECE. */
 static size_t merge_short(const struct xt_bpe *b, int32_t *ids, size_t n) {
@@ -118,7 +118,7 @@ static size_t merge_short(const struct xt_bpe *b, int32_t *ids, size_t n) {
     return n;
 }
 
-/* ---- long pieces: a heap of pairs over a linked list ---------------------------------------------- */
+/* ---- long pieces: a heap of pairs over a linked list ---------------------------------------- */
 
 struct node {
     int32_t id;    /* -1: merged into its left neighbour */
@@ -211,7 +211,7 @@ static enum xt_status merge_long(struct xt_ctx *ctx, struct xt_bpe *b, int32_t *
     return XT_OK;
 }
 
-/* ---- a piece -------------------------------------------------------------------------------------- */
+/* ---- a piece -------------------------------------------------------------------------------- */
 
 enum xt_status xt_bpe_merge(struct xt_ctx *ctx, struct xt_bpe *b, const struct xt_vocab *v,
                             const char *piece, size_t n, struct xt_ids *out) {

@@ -3,9 +3,9 @@
  *
  * Text becomes words (pieces of the split) with counts; then the pair of neighbouring ids that is
  * seen most often becomes a new id, again and again. Counts are kept up to date by looking only at
- * the words that hold the pair. The same text gives the same vocabulary: of pairs seen equally often
- * the one with the lowest left id goes first, then the lowest right id. Ids 0 to 255 are the bytes in
- * GPT-2's order.
+ * the words that hold the pair. The same text gives the same vocabulary: of pairs seen equally
+ * often the one with the lowest left id goes first, then the lowest right id. (So does the Hugging
+ * Face library.) Ids 0 to 255 are the bytes in GPT-2's order.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -76,7 +76,7 @@ static enum xt_status next_table(struct xt_ctx *ctx, size_t used, size_t *size, 
     return XT_OK;
 }
 
-/* ---- words -------------------------------------------------------------------------------------------- */
+/* ---- words ---------------------------------------------------------------------------------- */
 
 static uint32_t *word_place(const struct training *t, const char *bytes, size_t n) {
     size_t mask = t->word_table_size - 1;
@@ -119,7 +119,7 @@ static enum xt_status count_file(struct training *t, const char *path) {
     return status == XT_OK ? XT_OK : xt_fail_in(t->ctx, status, path);
 }
 
-/* ---- pairs --------------------------------------------------------------------------------------------- */
+/* ---- pairs ---------------------------------------------------------------------------------- */
 
 static uint32_t *pair_place(const struct training *t, uint64_t key) {
     size_t mask = t->pair_table_size - 1;
@@ -156,7 +156,7 @@ static enum xt_status count_pair(struct training *t, int32_t left, int32_t right
     return XT_OK;
 }
 
-/* ---- the heap ------------------------------------------------------------------------------------------- */
+/* ---- the heap ------------------------------------------------------------------------------- */
 
 static bool before(const struct candidate *a, const struct candidate *b) {
     return a->count != b->count ? a->count > b->count : a->key < b->key;
@@ -189,7 +189,7 @@ static struct candidate pop(struct training *t) {
     return top;
 }
 
-/* ---- merging -------------------------------------------------------------------------------------------- */
+/* ---- merging -------------------------------------------------------------------------------- */
 
 /* Replaces left, right by id in one word, and keeps the counts of the pairs around true. */
 static enum xt_status merge_word(struct training *t, size_t word, int32_t left, int32_t right,

@@ -1,9 +1,9 @@
 /*
  * pretokenize.c: text to pieces, by the regular expressions of GPT-2, of Qwen or of a file.
  *
- * The expressions were written for another library. PCRE2 agrees with it but for \s, which under UCP
- * also takes U+180E: so \s and \S are compiled as the Unicode property White_Space. Letters that a
- * Unicode newer than PCRE2's has added count as "other" here.
+ * The expressions were written for another library. PCRE2 agrees with it but for \s, which under
+ * UCP also takes U+180E: so \s and \S are compiled as the Unicode property White_Space. Letters
+ * that a Unicode newer than PCRE2's has added count as "other" here.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

@@ -1,8 +1,8 @@
 /*
  * tokenizer.c: the parts put together: text to ids and back, control tokens, the named patterns.
  *
- * Control tokens never come out of ordinary text: merging cannot make them, and text that spells one
- * becomes its id only when the caller asks for it.
+ * Control tokens never come out of ordinary text: merging cannot make them, and text that spells
+ * one becomes its id only when the caller asks for it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +67,7 @@ done:
     return status;
 }
 
-/* ---- the named patterns ------------------------------------------------------------------------- */
+/* ---- the named patterns --------------------------------------------------------------------- */
 
 #define BYTE_LEVEL(regex)                                                                          \
     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"                   \
@@ -104,7 +104,7 @@ enum xt_status xt_tokenizer_pattern(struct xt_ctx *ctx, struct xt_tokenizer *tok
     return xt_fail(ctx, XT_ARGUMENT, "pattern is '%s', wanted 'gpt2' or 'qwen'", pattern);
 }
 
-/* ---- text to ids ----------------------------------------------------------------------------------- */
+/* ---- text to ids ---------------------------------------------------------------------------- */
 
 struct encoding {
     struct xt_ctx *ctx;       /* for sentences */
@@ -167,7 +167,7 @@ enum xt_status xt_tokenizer_encode(struct xt_ctx *ctx, struct xt_tokenizer *tok,
     return XT_OK;
 }
 
-/* ---- ids to text ----------------------------------------------------------------------------------- */
+/* ---- ids to text ---------------------------------------------------------------------------- */
 
 enum xt_status xt_tokenizer_decode(struct xt_ctx *ctx, struct xt_tokenizer *tok, const int64_t *ids,
                                    size_t n, const char **text, size_t *bytes) {

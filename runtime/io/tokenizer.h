@@ -1,8 +1,8 @@
 /*
  * tokenizer.h: byte-level BPE tokenizers: loading, training, text to ids and back, saving.
  *
- * Text is any bytes. Ids count from 0. A tokenizer belongs to whoever made it and, like a context, to
- * one thread at a time; what it lends lives until the next call on it.
+ * Text is any bytes. Ids count from 0. A tokenizer belongs to whoever made it and, like a context,
+ * to one thread at a time; what it lends lives until the next call on it.
  */
 #ifndef XT_TOKENIZER_H
 #define XT_TOKENIZER_H

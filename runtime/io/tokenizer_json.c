@@ -12,7 +12,7 @@
 
 #include "tokenizer_parts.h"
 
-/* ---- small readers -------------------------------------------------------------------------------- */
+/* ---- small readers -------------------------------------------------------------------------- */
 
 /* Nothing was asked for: null, false, "" and empty lists. */
 static bool is_off(const json_t *v) {
@@ -66,7 +66,7 @@ static enum xt_status refuse_type(struct xt_ctx *ctx, const json_t *v, const cha
                    type_of(v), known);
 }
 
-/* ---- normalizer, pre_tokenizer ---------------------------------------------------------------------- */
+/* ---- normalizer, pre_tokenizer -------------------------------------------------------------- */
 
 static enum xt_status read_normalizer(struct xt_ctx *ctx, struct xt_tokenizer *tok, json_t *v) {
     static const char where[] = "normalizer";
@@ -147,7 +147,7 @@ static enum xt_status read_pre_tokenizer(struct xt_ctx *ctx, struct xt_tokenizer
     return xt_fail(ctx, XT_UNSUPPORTED, "pre_tokenizer: without a ByteLevel at its end");
 }
 
-/* ---- post_processor, decoder ------------------------------------------------------------------------ */
+/* ---- post_processor, decoder ---------------------------------------------------------------- */
 
 /* encode never adds tokens around the text: what a post_processor says about that is kept only. */
 static enum xt_status read_post_processor(struct xt_ctx *ctx, json_t *v) {
@@ -176,7 +176,7 @@ static enum xt_status read_decoder(struct xt_ctx *ctx, json_t *v) {
                                                 : refuse_type(ctx, v, "decoder", "ByteLevel");
 }
 
-/* ---- added_tokens ------------------------------------------------------------------------------------ */
+/* ---- added_tokens --------------------------------------------------------------------------- */
 
 static enum xt_status read_added(struct xt_ctx *ctx, struct xt_tokenizer *tok, json_t *list) {
     json_t *item;
@@ -203,7 +203,7 @@ static enum xt_status read_added(struct xt_ctx *ctx, struct xt_tokenizer *tok, j
     return XT_OK;
 }
 
-/* ---- model ------------------------------------------------------------------------------------------ */
+/* ---- model ---------------------------------------------------------------------------------- */
 
 /* Tokens as they are written -> their bytes, in `bytes` (emptied first). */
 static enum xt_status unmap(struct xt_ctx *ctx, struct xt_text *bytes, const char *text, size_t n,
@@ -315,7 +315,7 @@ static enum xt_status read_model(struct xt_ctx *ctx, struct xt_tokenizer *tok, j
     return status;
 }
 
-/* ---- the file ----------------------------------------------------------------------------------------- */
+/* ---- the file ------------------------------------------------------------------------------- */
 
 static enum xt_status keep_json(struct xt_ctx *ctx, const json_t *v, char **out) {
     if (!v || json_is_null(v)) return XT_OK;

@@ -11,7 +11,7 @@
 #include "file.h"
 #include "tokenizer_parts.h"
 
-/* ---- files ----------------------------------------------------------------------------------------- */
+/* ---- files ---------------------------------------------------------------------------------- */
 
 /* The path stands in the sentence already. */
 static enum xt_status read_text(struct xt_ctx *ctx, const char *path, struct xt_text *out) {
@@ -41,7 +41,7 @@ static bool ends_with(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* ---- lines ------------------------------------------------------------------------------------------ */
+/* ---- lines ---------------------------------------------------------------------------------- */
 
 typedef enum xt_status line_fn(struct xt_ctx *ctx, struct xt_tokenizer *tok, const char *line,
                                size_t n, struct xt_text *scratch);
@@ -68,7 +68,7 @@ static enum xt_status each_line(struct xt_ctx *ctx, struct xt_tokenizer *tok,
     return xt_fail_in(ctx, status, where);
 }
 
-/* ---- vocab.bpe and encoder.json ----------------------------------------------------------------------- */
+/* ---- vocab.bpe and encoder.json ------------------------------------------------------------- */
 
 /* An entry that is no byte and no merge's result can only be a control token: <|endoftext|>. */
 static enum xt_status find_added(struct xt_ctx *ctx, struct xt_tokenizer *tok) {
@@ -111,7 +111,7 @@ static enum xt_status load_pair(struct xt_ctx *ctx, struct xt_tokenizer *tok, co
     return xt_tokenizer_pattern(ctx, tok, pattern ? pattern : "gpt2");
 }
 
-/* ---- .tiktoken ------------------------------------------------------------------------------------------ */
+/* ---- .tiktoken ------------------------------------------------------------------------------ */
 
 static int base64_value(char c) {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -149,9 +149,9 @@ static enum xt_status read_rank(struct xt_ctx *ctx, struct xt_tokenizer *tok, co
 }
 
 /*
- * Ranks say which tokens there are, merges which two make one: the two that are left of a token when
- * everything of lower rank has been merged. A token of which more is left is never merged to; tiktoken
- * makes it only when it is a whole piece, and so does whole_first.
+ * Ranks say which tokens there are, merges which two make one: the two that are left of a token
+ * when everything of lower rank has been merged. A token of which more is left is never merged to;
+ * tiktoken makes it only when it is a whole piece, and so does whole_first.
  */
 static enum xt_status merges_of_ranks(struct xt_ctx *ctx, struct xt_tokenizer *tok) {
     const struct xt_vocab *v = &tok->vocab;
@@ -210,7 +210,7 @@ static enum xt_status load_ranks(struct xt_ctx *ctx, struct xt_tokenizer *tok, c
     return xt_tokenizer_pattern(ctx, tok, pattern);
 }
 
-/* ---- which of them -------------------------------------------------------------------------------------- */
+/* ---- which of them -------------------------------------------------------------------------- */
 
 static enum xt_status load_json(struct xt_ctx *ctx, struct xt_tokenizer *tok, const char *path) {
     struct xt_text text = {0};

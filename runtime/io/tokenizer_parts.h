@@ -2,8 +2,8 @@
  * tokenizer_parts.h: what the files of the tokenizer share; tokenizer.h has the calls for others.
  *
  * A tokenizer is three parts in a row: split (text -> pieces), vocab and bpe (piece -> ids). All
- * work on bytes: the printable stand-ins that GPT-2's files write for bytes are undone while loading
- * and made again while saving (xt_bytes_from_text, xt_text_from_bytes).
+ * work on bytes: the printable stand-ins that GPT-2's files write for bytes are undone in loading
+ * and made again in saving (xt_bytes_from_text, xt_text_from_bytes).
  */
 #ifndef XT_TOKENIZER_PARTS_H
 #define XT_TOKENIZER_PARTS_H
@@ -11,7 +11,7 @@
 #include "../op.h"
 #include "tokenizer.h"
 
-/* ---- buffers: plain memory that grows ---------------------------------------------------------- */
+/* ---- buffers: plain memory that grows ------------------------------------------------------- */
 
 /* Makes room for `want` items of `item` bytes: *data and *capacity (in items) are replaced. */
 enum xt_status xt_grow(struct xt_ctx *ctx, void *data, size_t *capacity, size_t want, size_t item);
@@ -30,7 +30,7 @@ struct xt_ids {
     size_t capacity; /* ids there are */
 };
 
-/* ---- vocab.c: ids and their bytes --------------------------------------------------------------- */
+/* ---- vocab.c: ids and their bytes ----------------------------------------------------------- */
 
 #define XT_MAX_IDS (1 << 24) /* an id above this is a broken file, not a vocabulary */
 
@@ -56,14 +56,14 @@ enum xt_status xt_vocab_set(struct xt_ctx *ctx, struct xt_vocab *v, int64_t id, 
                             size_t n, bool added);
 int32_t xt_vocab_find(const struct xt_vocab *v, const char *bytes, size_t n); /* -1: none */
 
-/* GPT-2's stand-ins: every byte as one printable character. false: a character stands for no byte. */
+/* GPT-2's stand-ins: every byte as one printable character. false: some character is none. */
 bool xt_bytes_from_text(const char *text, size_t n, char *out, size_t *n_out); /* out: n bytes */
 enum xt_status xt_text_from_bytes(struct xt_ctx *ctx, struct xt_text *out, const char *bytes,
                                   size_t n);
 /* The 256 bytes in the order of their stand-ins: the order of GPT-2's first 256 ids. */
 void xt_byte_order(unsigned char order[256]);
 
-/* ---- utf8.c: validity and normal form ------------------------------------------------------------ */
+/* ---- utf8.c: validity and normal form ------------------------------------------------------- */
 
 size_t xt_utf8_valid(const char *text, size_t n);   /* bytes of the longest valid prefix */
 size_t xt_utf8_invalid(const char *text, size_t n); /* bytes before the next valid character */
@@ -71,7 +71,7 @@ size_t xt_utf8_invalid(const char *text, size_t n); /* bytes before the next val
 enum xt_status xt_utf8_nfc(struct xt_ctx *ctx, const char *text, size_t n, struct xt_text *buffer,
                            const char **out, size_t *n_out);
 
-/* ---- pretokenize.c: text to pieces ---------------------------------------------------------------- */
+/* ---- pretokenize.c: text to pieces ---------------------------------------------------------- */
 
 #define XT_MAX_SPLITS 8
 
@@ -97,7 +97,7 @@ typedef enum xt_status xt_piece_fn(void *user, const char *piece, size_t n);
 enum xt_status xt_split_run(struct xt_ctx *ctx, struct xt_split *s, const char *text, size_t n,
                             xt_piece_fn *fn, void *user);
 
-/* ---- bpe.c: a piece to ids ------------------------------------------------------------------------- */
+/* ---- bpe.c: a piece to ids ------------------------------------------------------------------ */
 
 struct xt_merge {
     int32_t left, right; /* two ids that stand side by side ... */
@@ -138,7 +138,7 @@ enum xt_status xt_bpe_merge(struct xt_ctx *ctx, struct xt_bpe *b, const struct x
 enum xt_status xt_bpe_encode(struct xt_ctx *ctx, struct xt_bpe *b, const struct xt_vocab *v,
                              const char *piece, size_t n, struct xt_ids *out);
 
-/* ---- the tokenizer ---------------------------------------------------------------------------------- */
+/* ---- the tokenizer -------------------------------------------------------------------------- */
 
 struct xt_tokenizer {
     struct xt_vocab vocab; /* ids and their bytes */

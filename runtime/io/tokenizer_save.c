@@ -134,7 +134,7 @@ static enum xt_status add_file(struct xt_ctx *ctx, const struct xt_tokenizer *to
     return xt_text_adds(ctx, out, "\n    ]\n  }\n}\n");
 }
 
-/* ---- to disk ---------------------------------------------------------------------------------------- */
+/* ---- to disk -------------------------------------------------------------------------------- */
 
 static enum xt_status write_file(struct xt_ctx *ctx, const char *path, const struct xt_text *text) {
     struct xt_writer w = {0};

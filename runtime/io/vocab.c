@@ -4,7 +4,7 @@
 
 #include "tokenizer_parts.h"
 
-/* ---- buffers ------------------------------------------------------------------------------------ */
+/* ---- buffers -------------------------------------------------------------------------------- */
 
 enum xt_status xt_grow(struct xt_ctx *ctx, void *data, size_t *capacity, size_t want, size_t item) {
     if (want <= *capacity) return XT_OK;
@@ -32,7 +32,7 @@ enum xt_status xt_text_adds(struct xt_ctx *ctx, struct xt_text *t, const char *s
     return xt_text_add(ctx, t, string, strlen(string));
 }
 
-/* ---- the vocabulary ------------------------------------------------------------------------------- */
+/* ---- the vocabulary ------------------------------------------------------------------------- */
 
 void xt_vocab_free(struct xt_vocab *v) {
     free(v->text.data);
@@ -103,7 +103,7 @@ int32_t xt_vocab_find(const struct xt_vocab *v, const char *bytes, size_t n) {
     return v->table_size ? v->table[place(v, bytes, n)] : -1;
 }
 
-/* ---- stand-ins ---------------------------------------------------------------------------------- */
+/* ---- stand-ins ------------------------------------------------------------------------------ */
 
 /* Bytes that print stand for themselves; the others, in order, for U+0100, U+0101, ... */
 static bool stands_for_itself(unsigned byte) {

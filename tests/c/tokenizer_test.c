@@ -1,6 +1,6 @@
 /*
- * tokenizer_test.c: cutting, merging, training and loading, on texts and files made here. Parity with
- * the Hugging Face library is in tests/lua/tokenizer_spec.lua, where its files are.
+ * tokenizer_test.c: cutting, merging, training and loading, on texts and files made here. Parity
+ * with the Hugging Face library is in tests/lua/tokenizer_spec.lua.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@ static int close_ctx(void **state) {
     return 0;
 }
 
-/* ---- files of a test ----------------------------------------------------------------------------- */
+/* ---- files of a test ------------------------------------------------------------------------ */
 
 struct folder {
     char path[64];  /* made by open_folder, gone after close_folder */
@@ -84,7 +84,7 @@ static const char rhyme[] =
     "it will make my batter bitter. But a bit of better butter will make my batter better. So she "
     "bought some better butter, better than the bitter butter, and it made her batter better.";
 
-/* ---- cutting ------------------------------------------------------------------------------------- */
+/* ---- cutting -------------------------------------------------------------------------------- */
 
 struct pieces {
     char text[4096]; /* the pieces, each ended by 0x01 */
@@ -225,7 +225,7 @@ static void normal_form_composes_and_leaves_the_rest(void **state) {
     free(buffer.data);
 }
 
-/* ---- merging ---------------------------------------------------------------------------------------- */
+/* ---- merging -------------------------------------------------------------------------------- */
 
 /* The definition: the lowest rank of all pairs, the leftmost of equals, until there is none. */
 static size_t merge_plainly(const struct xt_tokenizer *tok, int32_t *ids, size_t n) {
@@ -311,7 +311,7 @@ static void the_longest_control_token_is_taken(void **state) {
     xt_tokenizer_free(tok);
 }
 
-/* ---- training ----------------------------------------------------------------------------------------- */
+/* ---- training ------------------------------------------------------------------------------- */
 
 static void check_merge(const struct xt_tokenizer *tok, size_t rank, const char *left,
                         const char *right) {
@@ -324,7 +324,7 @@ static void check_merge(const struct xt_tokenizer *tok, size_t rank, const char 
 }
 
 /* "low" 5, "lower" 2, "newest" 6, "widest" 3 times: the example of Sennrich, Haddow and Birch 2016,
-   each on its own line. es and st are seen 9 times, we 8: of es, st and the ids e < s, es goes first. */
+   each on its own line. es and st are seen 9 times, we 8: e has a lower id than s. */
 static void training_merges_the_most_frequent_pair_and_the_lowest_of_equals(void **state) {
     char text[512] = "";
     static const struct {
@@ -360,7 +360,7 @@ static void overlapping_pairs_are_counted_and_merged_from_the_left(void **state)
     xt_tokenizer_free(tok);
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------- */
+/* ---- files ---------------------------------------------------------------------------------- */
 
 #define HEAD                                                                                       \
     "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true},"   \

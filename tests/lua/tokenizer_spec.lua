@@ -104,7 +104,8 @@ describe("tokenizer", function()
     end
     local tok = assert(xt.tokenizer.load(SHARED .. "data/qwen"))
     local id = tok:id("<|im_end|>")
-    local plain, special = tok:encode("a<|im_end|>b"), tok:encode("a<|im_end|>b", { special = true })
+    local plain = tok:encode("a<|im_end|>b")
+    local special = tok:encode("a<|im_end|>b", { special = true })
     assert.are.equal(151645, id)
     for _, each in ipairs(plain) do assert.are_not.equal(id, each) end
     assert.are.same({ 64, id, 65 }, special)
