@@ -14,7 +14,7 @@ typedef void job_fn(const struct job *job, void *const *at, int64_t rows);
 
 /*
  * Operands that lie as (outer, len, inner), each with its own len. Rows run along len. Where they
- * do not lie so in memory (inner > 1), or are not of a work type, they are packed a block at a time.
+ * do not lie so in memory (inner > 1), or are not of a work type, blocks of them are packed.
  */
 struct job {
     job_fn *run;
@@ -40,7 +40,7 @@ static void add_operand(struct job *job, const struct xt_tensor *t, int64_t len)
 
 /*
  * A square of `lines` lines, `rows` elements of each, turned about: line i, element r is at
- * pack[r * step + i]. Lines stand apart in a small array, for in the tensor and in the pack they may
+ * pack[r * step + i]. Lines stand apart in a small array: in the tensor and in the pack they may
  * all fall on the same places of the cache.
  */
 #define TURN(type)                                                                                 \

@@ -290,7 +290,7 @@ static enum xt_status run_folding(struct xt_ctx *ctx, struct folding *f, bool me
     return XT_OK;
 }
 
-/* Dimensions of x, merged while neighbours are both folded or both kept; those of size 1 dropped. */
+/* Dimensions of x, merged while neighbours are both folded or both kept; sizes of 1 dropped. */
 static int merge(const struct xt_tensor *x, unsigned mask, int64_t *size, bool *fold) {
     int n = 0;
     for (int d = 0; d < x->ndim; d++) {

@@ -84,8 +84,8 @@ static void copy_rows(const struct copy *c, int64_t first, int64_t count, int64_
     }
 }
 
-/* One square of a transposed copy: `to` has stride 1 along i, `from` along j. Through a small array,
-   for lines that lie a power of two apart would push each other out of the cache. */
+/* One square of a transposed copy: `to` has stride 1 along i, `from` along j. Through a small
+   array: lines that lie a power of two apart would push each other out of the cache. */
 static void copy_tile(size_t bytes, int64_t ni, int64_t nj, char *to, int64_t ts, const char *from,
                       int64_t fs) {
 #define SQUARE(type)                                                                               \

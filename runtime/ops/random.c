@@ -1,6 +1,6 @@
 /*
- * random.c: ops that draw from a seed. Each is a pure function of (seed, element index): there is no
- * generator state, and a replay or a backward draws the same again (design, section 5).
+ * random.c: ops that draw from a seed. Each is a pure function of (seed, element index): there is
+ * no generator state, and a replay or a backward draws the same again (design, section 5).
  */
 #include "../op.h"
 

@@ -556,7 +556,7 @@ static const struct xt_op xt_op_clone = {
 
 /* ---- concat, stack --------------------------------------------------------------------------- */
 
-/* All inputs have the dtype and, apart from dimension `except` (-1: none), the shape of the first. */
+/* All inputs have the dtype and, dimension `except` (-1: none) aside, the shape of the first. */
 static enum xt_status want_alike(struct xt_ctx *ctx, const struct xt_args *args, int except) {
     char a[TEXT_BYTES], b[TEXT_BYTES];
     const struct xt_tensor *x = args->inputs[0];

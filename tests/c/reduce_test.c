@@ -1,4 +1,4 @@
-/* reduce_test.c: folding dimensions, softmax and its kin, argmax and topk, against plain loops in f64. */
+/* reduce_test.c: folds, softmax and its kin, argmax and topk, against plain loops in f64. */
 #include "ops.h"
 
 static struct xt_tensor *fold(struct xt_ctx *ctx, const char *name, struct xt_tensor *x, int n,
@@ -13,7 +13,8 @@ static struct xt_tensor *fold(struct xt_ctx *ctx, const char *name, struct xt_te
     return y;
 }
 
-/* The plain loop: out[place of kept dims] folded in order. kind: s sum, m mean, > amax, < amin, n norm.
+/* The plain loop: out[place of kept dims] folded in order. kind: s sum, m mean, > amax, < amin,
+   n norm.
    size[place] gets the sum of absolute values, from which tolerances follow. */
 static int64_t fold_by_hand(char kind, const double *x, int ndim, const int64_t *shape,
                             unsigned mask, double *out, double *size) {
