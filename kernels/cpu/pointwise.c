@@ -87,8 +87,8 @@ struct blocks {
         (void)p;                                                                                   \
         for (int64_t i = 0; i < n; i++) {                                                          \
             const real g = pg[i], a = pa[i], b = pb[i];                                            \
-            pda[i] = da;                                                                           \
-            pdb[i] = db;                                                                           \
+            pda[i] = g == 0 ? g : da;                                                              \
+            pdb[i] = g == 0 ? g : db;                                                              \
         }                                                                                          \
     }
 

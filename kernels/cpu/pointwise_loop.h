@@ -15,6 +15,9 @@
 
 #define BLOCK 512    /* elements gathered or converted at a time */
 #define SHORT_ROW 64 /* rows shorter than this are gathered together into blocks */
+/* A block of rows and columns, where an operand lies across: as many columns as fill a cache line. */
+#define PATCH_ROWS 32
+#define PATCH_COLS (BLOCK / PATCH_ROWS)
 #define MAX_IN 4
 #define MAX_OUT 2
 
@@ -36,6 +39,7 @@ struct loop {
     const double *p; /* for block */
     int64_t n;       /* elements in all */
     int64_t longest; /* a block has at most so many elements */
+    int across;      /* work in patches of this dimension and the last; -1: do not */
     int ndim;        /* at least 1 after loop_run has merged dimensions */
     int64_t shape[XT_MAX_DIMS];
     int n_in, n_out;
@@ -137,15 +141,16 @@ static void advance(const struct loop *l, int64_t *at, int64_t by) {
     }
 }
 
-/* n elements between a strided row and contiguous memory, in the direction of `put`. */
-static void move_row(char *row, int64_t stride, size_t bytes, int64_t n, char *flat, bool put) {
+/* n elements from one line to another, strides in elements. */
+static void move_line(size_t bytes, int64_t n, char *to, int64_t ts, const char *from, int64_t fs) {
 #define MOVE(T)                                                                                    \
     do {                                                                                           \
-        T *r = (T *)(void *)row, *f = (T *)(void *)flat;                                           \
-        if (put)                                                                                   \
-            for (int64_t i = 0; i < n; i++) r[i * stride] = f[i];                                  \
+        T *t = (T *)(void *)to;                                                                    \
+        const T *f = (const T *)(const void *)from;                                                \
+        if (ts == 1 && fs == 0)                                                                    \
+            for (int64_t i = 0; i < n; i++) t[i] = *f;                                             \
         else                                                                                       \
-            for (int64_t i = 0; i < n; i++) f[i] = r[i * stride];                                  \
+            for (int64_t i = 0; i < n; i++) t[i * ts] = f[i * fs];                                 \
     } while (0)
     switch (bytes) {
     case 1: MOVE(uint8_t); break;
@@ -165,8 +170,11 @@ static void move_rows(const struct loop *l, const struct operand *o, const int64
     while (m > 0) {
         int64_t run = l->shape[last] - at[last];
         if (run > m) run = m;
-        move_row(o->data + offset_of(l, o, at) * (int64_t)o->bytes, o->stride[last], o->bytes, run,
-                 flat, put);
+        char *row = o->data + offset_of(l, o, at) * (int64_t)o->bytes;
+        if (put)
+            move_line(o->bytes, run, row, o->stride[last], flat, 1);
+        else
+            move_line(o->bytes, run, flat, 1, row, o->stride[last]);
         flat += run * (int64_t)o->bytes;
         m -= run;
         advance(l, at, run);
@@ -234,20 +242,24 @@ static void store(const struct loop *l, int k, const struct place *b, struct scr
 
 /* ---- the loop --------------------------------------------------------------------------------- */
 
+/* The blocks of operands that are the same number everywhere. */
+static void fill_constants(const struct loop *l, int64_t n, struct scratch *s) {
+    for (int k = 0; k < l->n_in; k++) {
+        const struct operand *o = &l->in[k];
+        char value[sizeof(double)];
+        if (!o->data || !o->constant) continue;
+        XT_CPU(convert)(o->data, o->dtype, 1, value, o->compute);
+        move_line(xt_dtype_bytes(o->compute), n < BLOCK ? n : BLOCK, s->block[k], 1, value, 0);
+    }
+}
+
 /* Elements first .. end - 1. */
-static void run_part(struct loop *l, int64_t first, int64_t end) {
+static void run_part(const struct loop *l, int64_t first, int64_t end) {
     struct scratch s;
     struct place b = {.i = first};
     int64_t rest = first, inner = l->shape[l->ndim - 1];
     for (int d = l->ndim - 1; d >= 0; rest /= l->shape[d--]) b.at[d] = rest % l->shape[d];
-    for (int k = 0; k < l->n_in; k++) {
-        const struct operand *o = &l->in[k];
-        if (!o->data || !o->constant) continue;
-        int64_t n = end - first < BLOCK ? end - first : BLOCK;
-        char value[sizeof(double)];
-        XT_CPU(convert)(o->data, o->dtype, 1, value, o->compute);
-        move_row(value, 0, xt_dtype_bytes(o->compute), n, s.block[k], false);
-    }
+    fill_constants(l, end - first, &s);
     while (b.i < end) {
         b.m = end - b.i < l->longest ? end - b.i : l->longest;
         int64_t row = inner - b.at[l->ndim - 1];
@@ -268,12 +280,98 @@ static void run_part(struct loop *l, int64_t first, int64_t end) {
     }
 }
 
+/* ---- patches ---------------------------------------------------------------------------------- */
+
+/* rows x cols elements at index `at` between an operand's memory and a block of that many; line by
+   line in the direction in which the memory is dense. */
+static void move_patch(const struct loop *l, const struct operand *o, const int64_t *at,
+                       int64_t rows, int64_t cols, char *block, bool put) {
+    int64_t bytes = (int64_t)o->bytes, rs = o->stride[l->across], cs = o->stride[l->ndim - 1];
+    char *memory = o->data + offset_of(l, o, at) * bytes;
+    bool by_cols = rs == 1;
+    int64_t lines = by_cols ? cols : rows, n = by_cols ? rows : cols;
+    int64_t step = by_cols ? cs : rs, stride = by_cols ? rs : cs;
+    int64_t block_step = by_cols ? 1 : cols, block_stride = by_cols ? cols : 1;
+    for (int64_t i = 0; i < lines; i++) {
+        char *m = memory + i * step * bytes, *b = block + i * block_step * bytes;
+        if (put)
+            move_line(o->bytes, n, m, stride, b, block_stride);
+        else
+            move_line(o->bytes, n, b, block_stride, m, stride);
+    }
+}
+
+/* The patch of rows x cols elements at index `at`. */
+static void run_patch(const struct loop *l, const int64_t *at, int64_t rows, int64_t cols,
+                      struct scratch *s) {
+    const void *in[MAX_IN];
+    void *out[MAX_OUT];
+    for (int k = 0; k < l->n_in; k++) {
+        const struct operand *o = &l->in[k];
+        in[k] = s->block[k];
+        if (!o->data) in[k] = in[0];
+        if (!o->data || o->constant) continue;
+        char *block = o->dtype == o->compute ? s->block[k] : s->raw;
+        move_patch(l, o, at, rows, cols, block, false);
+        if (block == s->raw) XT_CPU(convert)(block, o->dtype, rows * cols, s->block[k], o->compute);
+    }
+    for (int k = 0; k < l->n_out; k++) out[k] = l->block ? s->block[MAX_IN + k] : s->block[0];
+    if (l->block) l->block(rows * cols, in, out, l->p);
+    for (int k = 0; k < l->n_out; k++) {
+        const struct operand *o = &l->out[k];
+        if (o->dtype != o->compute) {
+            XT_CPU(convert)(out[k], o->compute, rows * cols, s->raw, o->dtype);
+            out[k] = s->raw;
+        }
+        move_patch(l, o, at, rows, cols, out[k], true);
+    }
+}
+
+static int64_t patches_along(const struct loop *l, int d) {
+    int64_t size = d == l->across ? PATCH_ROWS : PATCH_COLS;
+    return (l->shape[d] + size - 1) / size;
+}
+
+/* Patches first .. end - 1, counted along the last dimension, then `across`, then the others. */
+static void run_patches(const struct loop *l, int64_t first, int64_t end) {
+    struct scratch s;
+    int across = l->across, last = l->ndim - 1;
+    fill_constants(l, BLOCK, &s);
+    for (int64_t unit = first; unit < end; unit++) {
+        int64_t at[XT_MAX_DIMS], rest = unit, cols = patches_along(l, last);
+        int64_t rows = patches_along(l, across);
+        at[last] = rest % cols * PATCH_COLS;
+        rest /= cols;
+        at[across] = rest % rows * PATCH_ROWS;
+        rest /= rows;
+        for (int d = last - 1; d >= 0; d--) {
+            if (d == across) continue;
+            at[d] = rest % l->shape[d];
+            rest /= l->shape[d];
+        }
+        rows = l->shape[across] - at[across];
+        cols = l->shape[last] - at[last];
+        run_patch(l, at, rows < PATCH_ROWS ? rows : PATCH_ROWS,
+                  cols < PATCH_COLS ? cols : PATCH_COLS, &s);
+    }
+}
+
+/* ---- the whole -------------------------------------------------------------------------------- */
+
+/* Whether an operand is dense along d and far apart along the last dimension, both long. */
+static bool lies_across(const struct loop *l, const struct operand *o, int d) {
+    int last = l->ndim - 1;
+    return o->stride[d] == 1 && o->stride[last] >= SHORT_ROW && l->shape[d] >= PATCH_COLS &&
+           l->shape[last] >= PATCH_COLS;
+}
+
 /* Which operands lie how, and how long blocks may get. */
 static void plan(struct loop *l) {
     merge_dims(l);
     int last = l->ndim - 1;
     bool rows = l->shape[last] >= SHORT_ROW;
     l->longest = INT64_MAX;
+    l->across = -1;
     for (int k = 0; k < l->n_in + l->n_out; k++) {
         struct operand *o = operand_at(l, k);
         if (!o->data) continue;
@@ -283,6 +381,8 @@ static void plan(struct loop *l) {
             o->linear = o->linear && o->stride[d] == after;
             o->constant = o->constant && o->stride[d] == 0;
         }
+        for (int d = 0; d < last; d++)
+            if (lies_across(l, o, d)) l->across = d;
         bool direct = o->linear || (rows && o->stride[last] == 1);
         if (!direct || o->dtype != o->compute) l->longest = BLOCK;
     }
@@ -292,16 +392,24 @@ static void plan(struct loop *l) {
 static void loop_run(struct xt_ctx *ctx, struct loop *l) {
     if (l->n == 0) return;
     plan(l);
+    int64_t units = l->n, grid = BLOCK;
+    void (*run)(const struct loop *, int64_t, int64_t) = run_part;
+    if (l->across >= 0) {
+        run = run_patches;
+        units = l->n / l->shape[l->across] / l->shape[l->ndim - 1] * patches_along(l, l->across) *
+                patches_along(l, l->ndim - 1);
+        grid = 1;
+    }
     int threads = xt_threads(ctx);
     if (l->n <= XT_CPU_GRAIN || threads == 1) {
-        run_part(l, 0, l->n);
+        run(l, 0, units);
         return;
     }
-    int64_t each = (l->n / threads / BLOCK + 1) * BLOCK;
+    int64_t each = (units / threads / grid + 1) * grid;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int t = 0; t < threads; t++) {
-        int64_t first = t * each, end = first + each < l->n ? first + each : l->n;
-        if (first < end) run_part(l, first, end);
+        int64_t first = t * each, end = first + each < units ? first + each : units;
+        if (first < end) run(l, first, end);
     }
 }
 
