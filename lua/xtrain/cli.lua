@@ -228,30 +228,32 @@ function M.tokenize(words)
   local plain, o = parse("tokenize", "--tokenizer T --out DIR FILE... [--end TOKEN]", words,
     { tokenizer = options.required, out = options.required, ["end"] = "<|endoftext|>" }, 1)
   if not plain then return o end
-  local file, data = require "xtrain.core.file", require "xtrain.data"
+  local file, shards = require "xtrain.core.file", require "xtrain.core.data"
   local tokenizer, message = xt.tokenizer.load(o.tokenizer)
   if not tokenizer then return select(2, complain("tokenize: " .. message, FAILED)) end
   local ok
   ok, message = file.mkdir(o.out)
   if not ok then return select(2, complain("tokenize: " .. message, FAILED)) end
   -- Where the vocabulary has a token that ends a document, each document begins with it.
-  local ending = tokenizer:encode(o["end"], { special = true })
+  local ending, width = tokenizer:encode_bytes(o["end"], { special = true })
+  if #ending ~= width then ending = "" end
   for _, path in ipairs(plain) do
     local text, list
     text, message = file.read(path)
     if text then list, message = documents(path, text) end
     if not list then return select(2, complain("tokenize: " .. message, FAILED)) end
-    local ids = {}
+    local parts = {}
     for _, document in ipairs(list) do
-      if #ending == 1 then ids[#ids + 1] = ending[1] end
-      local more = tokenizer:encode(document)
-      table.move(more, 1, #more, #ids + 1, ids)
+      parts[#parts + 1] = ending
+      parts[#parts + 1] = (tokenizer:encode_bytes(document))
     end
+    local ids = table.concat(parts)
+    local count = #ids // width
     local name = path:match("[^/]+$"):gsub("%.gz$", ""):gsub("%.zst$", ""):gsub("%.%w+$", "")
     local shard = ("%s/%s.bin"):format(o.out, name)
-    ok, message = data.write_shard(shard, ids)
+    ok, message = shards.write(shard, ids, width)
     if not ok then return select(2, complain("tokenize: " .. tostring(message), FAILED)) end
-    print(("%s: %d tokens, %.3f bytes a token"):format(shard, #ids, #text / math.max(#ids, 1)))
+    print(("%s: %d tokens, %.3f bytes a token"):format(shard, count, #text / math.max(count, 1)))
   end
   return DONE
 end

@@ -51,10 +51,11 @@ local function must(ok, message)
   return ok
 end
 
+-- Returns the count of tokens.
 local function write_shard(tokenizer, text, path)
-  local ids = tokenizer:encode(text)
-  must(require("xtrain.data").write_shard(path, ids))
-  return #ids
+  local ids, width = tokenizer:encode_bytes(text)
+  must(require("xtrain.core.data").write(path, ids, width))
+  return #ids // width
 end
 
 -- prepare{text, dir, vocab = 2048, held_out = 0.05, pattern = "gpt2", make = "", hint = ""}: text

@@ -20,7 +20,9 @@ describe("adamw", function()
     local function run(decay)
       local params = { param("w", { { 1 } }), param("gain", { 1 }) }
       local opt = xt.optim.adamw(params, { weight_decay = .1, decay = decay })
-      for _, p in ipairs(params) do set_grad(p.tensor, p.tensor.ndim == 2 and { { 0 } } or { 0 }) end
+      for _, p in ipairs(params) do
+        set_grad(p.tensor, p.tensor.ndim == 2 and { { 0 } } or { 0 })
+      end
       opt:step(.1)
       return params[1].tensor:item(), params[2].tensor:item()
     end

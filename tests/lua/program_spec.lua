@@ -138,10 +138,8 @@ describe("xtrain", function()
       keep = xt.var(xt.ones{100})
       local y = keep
       for i = 1, 100 do y = y * 2 end
-      held = setmetatable({}, {__gc = function()
-        local t = xt.ones{3} + 1
-        print(t:sum():item())
-      end})
+      local t = xt.full({}, 6)
+      held = setmetatable({}, {__gc = function() print(t:item()) end})
       co = coroutine.create(function() local z = xt.ones{3} coroutine.yield(z) end)
       coroutine.resume(co)
     ]]

@@ -29,7 +29,8 @@ describe("schedule", function()
   end)
 
   it("linear falls in a line to min at the last step", function()
-    near({ .5, 1, .75, .5, .25, 0 }, values(schedule.linear { peak = 1, warmup = 2, total = 6 }, 6))
+    near({ .5, 1, .75, .5, .25, 0 },
+      values(schedule.linear { peak = 1, warmup = 2, total = 6 }, 6))
   end)
 
   it("wsd stays at the peak and falls over the decay part, one part above min at the end", function()
