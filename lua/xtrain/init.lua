@@ -61,7 +61,6 @@ local parts = {
   safetensors = "xtrain.core.safetensors",
   hf = "xtrain.hf",
   save = "xtrain.save",
-  log = "xtrain.log",
   plot = "xtrain.plot",
   debug = "xtrain.debug",
   recipe = { "xtrain.recipe", "recipe" },

@@ -158,4 +158,20 @@ describe("xtrain", function()
     ]]
     assert.are.equal("2.0\t4.0\t6.0\n", (run("-e " .. quote(code))))
   end)
+
+  -- A terminal for the prompt comes from script(1).
+  if os.execute("command -v script > /dev/null") then
+    it("prompts, goes on while input is incomplete, prints results and keeps the last one", function()
+      local saved = program
+      local lines = "1 + 2\n_ * 2\nfor i = 7, 7 do\nprint(i * 11)\nend\nerror 'x'\n=5\n"
+        .. "xt.tensor{1}\n"
+      program = "HOME=/nonexistent TERM=dumb script -qec " .. quote(saved) .. " /dev/null"
+      local out = run("", lines)
+      program = saved
+      local all = { "\n3\r", "\n6\r", "\n77\r", "prompt:1: x", "\n5\r", "f32 1 cpu" }
+      for _, wanted in ipairs(all) do
+        assert.is_truthy(out:find(wanted, 1, true), wanted .. " is not in: " .. out)
+      end
+    end)
+  end
 end)
