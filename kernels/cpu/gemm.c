@@ -24,10 +24,10 @@
 
 #define GEMM_PITCH (GEMM_DEPTH + 16) /* between copied rows: not a power of two */
 #define GEMM_AHEAD 16                /* steps that packing fetches ahead */
-#define GEMM_MOST_N 512 /* columns of a part: its tile stays in the second-level cache */
-#define GEMM_CHUNK 1024 /* steps of a chunk of a split sum */
-#define GEMM_ADD 1024   /* elements whose chunks are added at a time */
-#define GEMM_SMALL 2048 /* elements: operands up to here are packed on the stack */
+#define GEMM_MOST_N 512    /* columns of a part: its tile stays in the second-level cache */
+#define GEMM_CHUNK 1024    /* steps of a chunk of a split sum */
+#define GEMM_FEW (1 << 18) /* elements of chunks that one thread may add up */
+#define GEMM_SMALL 2048    /* elements: operands up to here are packed on the stack */
 
 /* A piece of c and the steps summed into it by one call. */
 struct gemm_part {
@@ -40,12 +40,18 @@ struct gemm_part {
 /* How the work is cut. Nothing here shows in the bits. */
 struct gemm_plan {
     int threads;
-    enum { TOGETHER, APART, SPLIT } how; /* see run_together and its siblings in gemm_type.h */
-    int64_t items;                       /* of the batch */
-    int64_t m, n;                        /* rows and columns of a part */
-    int64_t k;                           /* steps packed at a time */
-    int64_t wide;                        /* together: columns of b packed at a time */
-    int64_t split;                       /* split: rows a thread takes at a time */
+    enum {
+        TOGETHER,
+        ROWS,
+        APART,
+        SPLIT
+    } how;              /* see run_together and its siblings in gemm_type.h */
+    int64_t items;      /* of the batch */
+    int64_t m, n;       /* rows and columns of a part */
+    int64_t k;          /* steps packed at a time */
+    int64_t wide;       /* together: columns of b packed at a time */
+    int64_t split;      /* split: rows a thread takes at a time */
+    int64_t ended;      /* split: units done so far */
     int64_t common;     /* elements of scratch for all threads: packed b, or a split's sums */
     int64_t own;        /* elements for each thread: pack, then tile, then packed b */
     int64_t pack, tile; /* elements: rows of a, a bf16 part's sums */
@@ -85,11 +91,13 @@ static bool gemm_split(const struct gemm *g, int64_t items) {
 
 static void plan_split(const struct gemm *g, int64_t cols, struct gemm_plan *plan) {
     const int64_t chunks = (g->k + GEMM_CHUNK - 1) / GEMM_CHUNK;
-    const int64_t parts =
-        chunks >= 2 * plan->threads ? 1 : (2 * plan->threads + chunks - 1) / chunks;
+    const int64_t parts = (plan->threads + chunks - 1) / chunks; /* each packs all of b again */
     plan->how = SPLIT;
     plan->split = ceil_to((g->m + parts - 1) / parts, GEMM_ROWS);
-    plan->m = at_most(plan->split, 192);
+#ifndef PM
+#define PM 192
+#endif
+    plan->m = at_most(plan->split, PM);
     plan->common = (g->c_dtype == XT_BF16 ? chunks : chunks - 1) * g->m * g->n;
     plan->own = ceil_to(g->n, cols) * at_most(g->k, GEMM_CHUNK);
 }
@@ -124,6 +132,14 @@ static void plan_together(const struct gemm *g, int64_t cols, int64_t most,
     plan->common = plan->wide * plan->k;
 }
 
+static void plan_rows(const struct gemm *g, int64_t cols, struct gemm_plan *plan) {
+    const int64_t n = ceil_to(g->n, cols);
+    plan->how = ROWS;
+    plan->m = 96 / GEMM_ROWS * GEMM_ROWS;
+    plan->n = at_most(n, GEMM_MOST_N);
+    plan->own = n * g->k;
+}
+
 static struct gemm_plan plan_make(struct xt_ctx *ctx, const struct gemm *g, int64_t bytes,
                                   int64_t items) {
     const int64_t cols = 2 * GEMM_VECTOR / bytes, n = ceil_to(g->n, cols);
@@ -133,6 +149,8 @@ static struct gemm_plan plan_make(struct xt_ctx *ctx, const struct gemm *g, int6
     const int64_t own = (1 << 20) / bytes; /* elements of packed b of one thread */
     if (gemm_split(g, items))
         plan_split(g, cols, &plan);
+    else if (items == 1 && g->m >= 512 * plan.threads && n * g->k <= 2 * own)
+        plan_rows(g, cols, &plan);
     else if (g->m <= 4 * GEMM_ROWS || ((plan.threads == 1 || items >= 2 * plan.threads) &&
                                        g->k * at_most(n, GEMM_MOST_N / 2) <= own))
         plan_apart(g, cols, own, &plan);
@@ -145,25 +163,23 @@ static struct gemm_plan plan_make(struct xt_ctx *ctx, const struct gemm *g, int6
 }
 
 /* What one thread of the team does. */
-static void run_plan(const struct gemm *g, const struct gemm_plan *plan, void *scratch) {
+static void run_plan(const struct gemm *g, struct gemm_plan *plan, void *scratch) {
     const int64_t from = plan->common + plan->own * omp_get_thread_num();
-    if (g->dtype == XT_F64) {
-        double *all = scratch, *own = all + from;
-        if (plan->how == APART)
-            run_apart_f64(g, plan, own);
-        else if (plan->how == SPLIT)
-            run_split_f64(g, plan, all, own);
-        else
-            run_together_f64(g, plan, all, own);
-    } else {
-        float *all = scratch, *own = all + from;
-        if (plan->how == APART)
-            run_apart_f32(g, plan, own);
-        else if (plan->how == SPLIT)
-            run_split_f32(g, plan, all, own);
-        else
-            run_together_f32(g, plan, all, own);
-    }
+#define RUN(type, suffix)                                                                          \
+    do {                                                                                           \
+        type *all = scratch, *own = all + from;                                                    \
+        switch (plan->how) {                                                                       \
+        case ROWS: run_rows_##suffix(g, plan, own); break;                                         \
+        case APART: run_apart_##suffix(g, plan, own); break;                                       \
+        case SPLIT: run_split_##suffix(g, plan, all, own); break;                                  \
+        case TOGETHER: run_together_##suffix(g, plan, all, own); break;                            \
+        }                                                                                          \
+    } while (0)
+    if (g->dtype == XT_F64)
+        RUN(double, f64);
+    else
+        RUN(float, f32);
+#undef RUN
 }
 
 /* Everything on the stack and on this thread: few items of few elements. */
@@ -230,7 +246,7 @@ enum xt_status XT_CPU(gemm)(struct xt_ctx *ctx, const struct gemm *given) {
     XT_TRY(XT_CPU(gemm_onednn)(ctx, &g, &served));
     if (served) return XT_OK;
     const size_t element = g.dtype == XT_F64 ? sizeof(double) : sizeof(float);
-    const struct gemm_plan plan = plan_make(ctx, &g, (int64_t)element, items);
+    struct gemm_plan plan = plan_make(ctx, &g, (int64_t)element, items);
     const size_t bytes = (size_t)(plan.common + plan.own * plan.threads) * element;
     void *scratch;
     XT_TRY(xt_scratch_get(ctx, XT_CPU, bytes, &scratch));

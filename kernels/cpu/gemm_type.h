@@ -86,9 +86,12 @@ static inline __attribute__((always_inline)) const void *F(place)(const void *da
 }
 
 /* n side by side elements, converted. */
-static inline __attribute__((always_inline)) void F(run)(const void *data, bool half, int64_t at,
-                                                         int64_t n, T *to) {
-    for (int64_t i = 0; i < n; i++) to[i] = F(one)(data, half, at + i);
+static inline __attribute__((always_inline)) void F(run)(const void *restrict data, bool half,
+                                                         int64_t at, int64_t n, T *restrict to) {
+    if (half)
+        for (int64_t i = 0; i < n; i++) to[i] = F(one)(data, true, at + i);
+    else
+        memcpy(to, (const T *)data + at, (size_t)n * sizeof(T));
 }
 
 /* Through a pointer: vectors wider than the instruction set's have no calling convention. */
@@ -264,7 +267,7 @@ static void F(part)(const struct gemm *g, const struct gemm_part *t, const struc
 static void F(run_apart)(const struct gemm *g, const struct gemm_plan *plan, T *scratch) {
     const int64_t blocks = (g->n + plan->n - 1) / plan->n;
     T *pack = scratch, *tile = pack + plan->pack;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (int64_t unit = 0; unit < plan->items * blocks; unit++) {
         struct gemm_part t = {.item = unit / blocks, .j = unit % blocks * plan->n};
         t.n = g->n - t.j < plan->n ? g->n - t.j : plan->n;
@@ -276,6 +279,22 @@ static void F(run_apart)(const struct gemm *g, const struct gemm_plan *plan, T *
                 F(part)(g, &t, &b, pack, tile);
             }
         }
+    }
+}
+
+/* Each thread packs all of b by itself, at its first rows, and no thread ever waits for another. */
+static void F(run_rows)(const struct gemm *g, const struct gemm_plan *plan, T *scratch) {
+    T *pack = scratch, *tile = pack + plan->pack;
+    struct F(packed) b = {tile + plan->tile, (g->n + COLS - 1) / COLS, true};
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t i = 0; i < g->m; i += plan->m) {
+        struct gemm_part t = {.i = i, .k = g->k};
+        t.m = g->m - i < plan->m ? g->m - i : plan->m;
+        for (; t.j < g->n; t.j = t.b_j = t.j + plan->n) {
+            t.n = g->n - t.j < plan->n ? g->n - t.j : plan->n;
+            F(part)(g, &t, &b, pack, tile);
+        }
+        b.fresh = false;
     }
 }
 
@@ -301,7 +320,7 @@ static void F(run_together)(const struct gemm *g, const struct gemm_plan *plan, 
                     (g, &b, true, b_at + (p0 + p) * g->b.row + (j0 + j) * g->b.col, p, depth, j,
                      wide - j < COLS ? wide - j : COLS);
                 }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
                 for (int64_t unit = 0; unit < rows * parts; unit++) {
                     struct gemm_part t = {.item = item,
                                           .i = unit / parts * plan->m,
@@ -313,21 +332,38 @@ static void F(run_together)(const struct gemm *g, const struct gemm_plan *plan, 
                     t.n = wide - t.b_j < plan->n ? wide - t.b_j : plan->n;
                     F(part)(g, &t, &b, pack, tile);
                 }
+                if (item + 1 == plan->items && j0 + wide == g->n && p0 + k == g->k) return;
+#pragma omp barrier
             }
+}
+
+/* c = its first chunk and the others, in order, then bias and rounding: elements from..end, which
+   are whole rows. */
+static void F(add_chunks)(const struct gemm *g, T *first, const T *sums, int64_t from,
+                          int64_t end) {
+    const int64_t chunks = (g->k + GEMM_CHUNK - 1) / GEMM_CHUNK, count = g->m * g->n;
+    for (int64_t at = from; at < end; at += g->n) {
+        T *to = first + at;
+        for (int64_t q = 0; q < chunks - 1; q++)
+            for (int64_t i = 0; i < g->n; i++) to[i] += sums[q * count + at + i];
+        F(finish)(g, to, 0, g->n, (uint16_t *)g->c + at);
+    }
 }
 
 /*
  * Few elements, long sums: each thread takes GEMM_CHUNK steps and rows, and packs for itself. The
- * first chunk goes to c, the others to `sums`, which are then added in order. The only plan that the
- * bits know of, so gemm_split looks at the shape alone.
+ * first chunk goes to c, the others to `sums`, which are then added in order: by the thread that ends
+ * last when they are few, which saves the others a wait. The only plan that the bits know of, so
+ * gemm_split looks at the shape alone.
  */
-static void F(run_split)(const struct gemm *g, const struct gemm_plan *plan, T *sums, T *scratch) {
+static void F(run_split)(const struct gemm *g, struct gemm_plan *plan, T *sums, T *scratch) {
     const int64_t chunks = (g->k + GEMM_CHUNK - 1) / GEMM_CHUNK, count = g->m * g->n;
-    const int64_t parts = (g->m + plan->split - 1) / plan->split;
+    const int64_t parts = (g->m + plan->split - 1) / plan->split, units = chunks * parts;
+    const bool few = (chunks - 1) * count <= GEMM_FEW;
     T *pack = scratch, *first = g->c_dtype == XT_BF16 ? sums : g->c;
     if (first == sums) sums += count;
-#pragma omp for schedule(dynamic)
-    for (int64_t unit = 0; unit < chunks * parts; unit++) {
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t unit = 0; unit < units; unit++) {
         struct gemm_part t = {.p = unit / parts * GEMM_CHUNK, .i = unit % parts * plan->split};
         t.n = g->n;
         t.k = g->k - t.p < GEMM_CHUNK ? g->k - t.p : GEMM_CHUNK;
@@ -335,23 +371,18 @@ static void F(run_split)(const struct gemm *g, const struct gemm_plan *plan, T *
         struct F(packed) b = {pack + plan->pack, (t.n + COLS - 1) / COLS, true};
         const int64_t end = t.i + plan->split < g->m ? t.i + plan->split : g->m;
         for (; t.i < end; t.i += plan->m, b.fresh = false) {
+            const int64_t a_at = t.i * g->a.row + t.p * g->a.col, b_at = t.p * g->b.row;
+            const bool add = g->add && t.p == 0;
             t.m = end - t.i < plan->m ? end - t.i : plan->m;
-            F(block)
-            (g, &t, t.i * g->a.row + t.p * g->a.col, t.p * g->b.row, &b, c + t.i * g->n, t.n, g->n,
-             g->add && t.p == 0, pack);
+            F(block)(g, &t, a_at, b_at, &b, c + t.i * g->n, t.n, g->n, add, pack);
         }
+        const bool last = __atomic_add_fetch(&plan->ended, 1, __ATOMIC_ACQ_REL) == units;
+        if (last && few) F(add_chunks)(g, first, sums, 0, count);
     }
-#pragma omp for schedule(static)
-    for (int64_t at = 0; at < count; at += GEMM_ADD) {
-        const int64_t n = count - at < GEMM_ADD ? count - at : GEMM_ADD;
-        T *to = first + at;
-        for (int64_t q = 0; q < chunks - 1; q++)
-            for (int64_t i = 0; i < n; i++) to[i] += sums[q * count + at + i];
-    }
-    if (!g->bias && g->c_dtype != XT_BF16) return;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < g->m; i++)
-        F(finish)(g, first + i * g->n, 0, g->n, (uint16_t *)g->c + i * g->n);
+    if (few) return;
+#pragma omp barrier
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < g->m; i++) F(add_chunks)(g, first, sums, i * g->n, (i + 1) * g->n);
 }
 
 #undef LANES
