@@ -147,12 +147,12 @@ static inline float xt_cos_f32(float x) {
     return xt_sin_quarters_f32(x, 1);
 }
 
-/* Squares are common and exact enough without a call; the rest is libm's. */
+/* Squares and their derivatives are common, and exact without a call; the rest is libm's. */
 static inline float xt_pow_f32(float x, float p) {
-    return p == 2.0f ? x * x : powf(x, p);
+    return p == 2.0f ? x * x : p == 1.0f ? x : powf(x, p);
 }
 static inline double xt_pow_f64(double x, double p) {
-    return p == 2.0 ? x * x : pow(x, p);
+    return p == 2.0 ? x * x : p == 1.0 ? x : pow(x, p);
 }
 static inline double xt_sigmoid_f64(double x) {
     return 1.0 / (1.0 + exp(-x));

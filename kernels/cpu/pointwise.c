@@ -220,7 +220,10 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_launch *l,
         const T *pa = in[1], *pb = in[2];                                                          \
         T *restrict py = out[0];                                                                   \
         (void)p;                                                                                   \
-        for (int64_t i = 0; i < n; i++) py[i] = pc[i] ? pa[i] : pb[i];                             \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            const T keep = (T)(pc[i] != 0 ? UINT64_MAX : 0);                                       \
+            py[i] = (T)((pa[i] & keep) | (pb[i] & (T)~keep));                                      \
+        }                                                                                          \
     }
 #define SELECTS(bits)                                                                              \
     SELECT(select_u8_##bits, uint8_t, uint##bits##_t)                                              \
