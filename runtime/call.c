@@ -1,6 +1,7 @@
 /*
- * call.c: THE path. Every launch, forward, backward or optimizer, goes through xt_call_run: check the
- * arguments against the op's row, run its shape rule, allocate outputs, launch the kernel, record.
+ * call.c: THE path. Every launch, forward, backward or optimizer, goes through xt_call_run: check
+ * the arguments against the op's row, run its shape rule, allocate outputs, launch the kernel,
+ * record.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -274,7 +275,8 @@ static enum xt_status resolve_dims(struct xt_ctx *ctx, const struct xt_slot *slo
     return XT_OK;
 }
 
-/* ---- writes in place -------------------------------------------------------------------------- */
+/* ---- writes in place
+   -------------------------------------------------------------------------- */
 
 static bool is_written(const struct xt_slot *slot, int i) {
     const struct xt_op *op = slot->op;
@@ -346,7 +348,8 @@ static enum xt_status check_writes(struct xt_ctx *ctx, const struct xt_slot *slo
     return XT_OK;
 }
 
-/* ---- launching -------------------------------------------------------------------------------- */
+/* ---- launching
+   -------------------------------------------------------------------------------- */
 
 static bool fits(const struct xt_tensor *t, enum xt_layout layout) {
     if (layout == XT_STRIDED) return true;

@@ -15,7 +15,8 @@
 #define SMALLEST 64
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* The class of `bytes` and, in *capacity, its block size: 64, 128, ... 512, then 8 steps a power. */
+/* The class of `bytes` and, in *capacity, its block size: 64, 128, ... 512, then 8 steps a
+   power. */
 static int size_class(size_t bytes, size_t *capacity) {
     if (bytes <= 8 * SMALLEST) {
         size_t k = bytes ? (bytes - 1) / SMALLEST : 0;

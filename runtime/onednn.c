@@ -1,10 +1,11 @@
 /*
  * onednn.c: oneDNN, opened at run time and only when asked: matrix products of bf16 on processors
- * that have instructions for them. Everywhere else the kernels' own product is used, which on f32 is
- * no slower. XT_ONEDNN=0 in the environment switches it off.
+ * that have instructions for them. Everywhere else the kernels' own product is used, which on f32
+ * is no slower. XT_ONEDNN=0 in the environment switches it off.
  *
  * A primitive is not shared between threads (its scratchpad is one), and is made while oneDNN sees
- * one thread only, so that it never shares out its own work: the bits then depend on the shape alone.
+ * one thread only, so that it never shares out its own work: the bits then depend on the shape
+ * alone.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -15,8 +16,8 @@
 
 #include "context.h"
 
-/* The C API of oneDNN 2.x and 3.x (include/oneapi/dnnl/dnnl.h): what is used of it. In 2.x memory and
-   operation descriptors are structs of 696 and 2800 bytes at most, in 3.x they are handles. */
+/* The C API of oneDNN 2.x and 3.x (include/oneapi/dnnl/dnnl.h): what is used of it. In 2.x memory
+   and operation descriptors are structs of 696 and 2800 bytes at most, in 3.x they are handles. */
 enum { DNNL_CPU = 1, DNNL_IN_ORDER = 1, DNNL_BF16 = 2, DNNL_F32 = 3 };
 enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33 };
 
@@ -88,7 +89,8 @@ struct xt_onednn {
     int n_threads;
 };
 
-/* ---- opening ---------------------------------------------------------------------------------- */
+/* ---- opening
+   ---------------------------------------------------------------------------------- */
 
 static bool find(void *library, const char *name, void *function, bool needed) {
     void *found = dlsym(library, name);
@@ -206,7 +208,8 @@ bool xt_onednn_serves(struct xt_ctx *ctx) {
     return o && o->serves;
 }
 
-/* ---- products --------------------------------------------------------------------------------- */
+/* ---- products
+   --------------------------------------------------------------------------------- */
 
 static bool describe(const struct functions *f, enum xt_dtype dtype, int64_t rows, int64_t cols,
                      int64_t row, int64_t col, union descriptor *out) {

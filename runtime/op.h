@@ -52,10 +52,11 @@ static inline void *xt_data(const struct xt_tensor *t) {
 /* ---- parameters and attributes -------------------------------------------------------------- */
 
 /*
- * Inputs and attributes are numbered apart, each in the order of the parameters. A parameter of kind
- * TENSOR takes one input slot (NULL when optional and left out). TENSORS takes all inputs from its
- * slot on: it is the last tensor parameter. SEED takes an attribute AND an input slot: a 0-dim i64
- * tensor there overrides the attribute (kernels ask xt_launch_seed). All others take an attribute.
+ * Inputs and attributes are numbered apart, each in the order of the parameters. A parameter of
+ * kind TENSOR takes one input slot (NULL when optional and left out). TENSORS takes all inputs from
+ * its slot on: it is the last tensor parameter. SEED takes an attribute AND an input slot: a 0-dim
+ * i64 tensor there overrides the attribute (kernels ask xt_launch_seed). All others take an
+ * attribute.
  */
 enum xt_param_kind {
     XT_P_TENSOR,
@@ -156,11 +157,11 @@ struct xt_op {
     unsigned dtypes; /* mask of 1u << dtype for input 0; 0: any */
     unsigned keeps_in, keeps_out; /* masks of inputs and outputs that backward needs; bit 31 stands
                                       for all inputs from 31 on */
-    unsigned keeps_for[2];    /* of two inputs: what the gradient of each needs of keeps_in, when that
-                                 differs; both 0: all of it */
-    unsigned writes;          /* mask of inputs written in place; XT_WRITES_ALL: the whole list */
-    xt_infer_fn *infer;       /* checks shapes and dtypes, fills outputs */
-    xt_compose_fn *compose;   /* with XT_COMPOSED */
+    unsigned keeps_for[2];  /* of two inputs: what the gradient of each needs of keeps_in, when that
+                               differs; both 0: all of it */
+    unsigned writes;        /* mask of inputs written in place; XT_WRITES_ALL: the whole list */
+    xt_infer_fn *infer;     /* checks shapes and dtypes, fills outputs */
+    xt_compose_fn *compose; /* with XT_COMPOSED */
     xt_backward_fn *backward; /* NULL only with XT_NO_GRADIENT, XT_INTERNAL or XT_COMPOSED */
     /* With a TENSORS list and writes: how many tensors one group has and which of a group are
        written; e.g. adamw's (p, g, m, v, copy) with bits 0, 2, 3, 4. group 0: no groups. */
@@ -193,7 +194,8 @@ uint64_t xt_launch_seed(const struct xt_launch *l, int attr, int input);
 
 typedef enum xt_status xt_kernel_fn(struct xt_ctx *ctx, const struct xt_launch *l);
 
-/* How inputs may lie. The launch point copies those that do not fit, so results are the same bits. */
+/* How inputs may lie. The launch point copies those that do not fit, so results are the same
+   bits. */
 enum xt_layout {
     XT_CONTIGUOUS, /* kernels get contiguous inputs (optional NULLs aside) */
     XT_INNER,      /* the last dimension has stride 1 (or size <= 1), others any multiple */
@@ -215,10 +217,10 @@ enum xt_status xt_scratch_get(struct xt_ctx *ctx, enum xt_device device, size_t 
 void xt_scratch_put(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes);
 
 /*
- * oneDNN, where the library is there and the processor multiplies bf16 (onednn.c); kernels have their
- * own product for all other cases. A job is one product c = a @ b of a fixed shape for one thread, c
- * being f32 with rows n apart. Prepared outside of parallel regions, run inside one by its thread; the
- * last 32 prepared for a thread live. NULL or false: not served.
+ * oneDNN, where the library is there and the processor multiplies bf16 (onednn.c); kernels have
+ * their own product for all other cases. A job is one product c = a @ b of a fixed shape for one
+ * thread, c being f32 with rows n apart. Prepared outside of parallel regions, run inside one by
+ * its thread; the last 32 prepared for a thread live. NULL or false: not served.
  */
 struct xt_onednn_product {
     enum xt_dtype dtype;                /* of a and b: bf16 or f32 */
@@ -266,17 +268,18 @@ const int64_t *xt_call_ints(const struct xt_call *call);
 enum xt_device xt_call_device(const struct xt_call *call);
 
 /*
- * Where the gradient of input i may be accumulated without an extra pass: the leaf's own f32 (or f64)
- * gradient buffer of in_spec[i]'s shape, when input i is a leaf or a leaf's compute copy. On XT_OK with
- * *target non-NULL the rule must write (`*add` false) or add (`*add` true) the whole gradient there, in
- * that dtype, through an op whose row writes it, and leave grad_in[i] NULL. *target NULL: give grad_in.
- * The target is borrowed.
+ * Where the gradient of input i may be accumulated without an extra pass: the leaf's own f32 (or
+ * f64) gradient buffer of in_spec[i]'s shape, when input i is a leaf or a leaf's compute copy. On
+ * XT_OK with *target non-NULL the rule must write (`*add` false) or add (`*add` true) the whole
+ * gradient there, in that dtype, through an op whose row writes it, and leave grad_in[i] NULL.
+ * *target NULL: give grad_in. The target is borrowed.
  */
 enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
                                struct xt_tensor **target, bool *add);
 
 /* Shape helpers for shape rules. */
-/* Broadcasts two shapes, aligned at the last dimension; XT_SHAPE names both when they do not fit. */
+/* Broadcasts two shapes, aligned at the last dimension; XT_SHAPE names both when they do not
+   fit. */
 enum xt_status xt_broadcast(struct xt_ctx *ctx, const struct xt_op *op, const struct xt_tensor *a,
                             const struct xt_tensor *b, struct xt_spec *out);
 /* "argument `name`: given 2x3, wanted ..." Fails with XT_SHAPE unless t has exactly ndim dims. */

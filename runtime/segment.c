@@ -1,11 +1,11 @@
 /*
  * segment.c: checkpoint segments: recompute by replaying records, not by calling the recipe again.
  *
- * While a segment is open every call is recorded. Its end drops what the records hold of values made
- * inside it; what came from outside stays. When a backward arrives, the records that are needed run
- * again in order and the kept values are back, the same bits, since every op is a pure function of
- * its inputs and attributes. Segments nest: the records of all levels lie in one list, the
- * outermost segment's, and each level is a range of it.
+ * While a segment is open every call is recorded. Its end drops what the records hold of values
+ * made inside it; what came from outside stays. When a backward arrives, the records that are
+ * needed run again in order and the kept values are back, the same bits, since every op is a pure
+ * function of its inputs and attributes. Segments nest: the records of all levels lie in one list,
+ * the outermost segment's, and each level is a range of it.
  */
 #include <stdio.h>
 #include <string.h>
@@ -98,7 +98,8 @@ void xt_segment_abort(struct xt_ctx *ctx, struct xt_segment *segment) {
     if (!segment->parent) xt_segment_release(ctx, segment);
 }
 
-/* ---- replay ----------------------------------------------------------------------------------- */
+/* ---- replay
+   ----------------------------------------------------------------------------------- */
 
 struct replay {
     struct xt_segment *segment;
@@ -113,7 +114,8 @@ static bool holds_input(const struct xt_segment *s, const struct xt_call *call, 
     const struct xt_call *maker = xt_inner_maker(call, i);
     if (!inside(s, maker)) return false;
     if (call->segment == s) return xt_keeps_input(call, i);
-    /* The call of an inner segment, itself still dropped: it holds what comes from outside of it. */
+    /* The call of an inner segment, itself still dropped: it holds what comes from outside of
+       it. */
     return maker->segment != call->segment && maker->position < call->segment->first;
 }
 

@@ -48,7 +48,8 @@ static void free_segment(struct xt_ctx *ctx, struct xt_segment *owner) {
     xt_host_free(ctx, owner, sizeof *owner);
 }
 
-/* Frees what has died; what dies meanwhile is appended, so that the depth of the stack is constant. */
+/* Frees what has died; what dies meanwhile is appended, so that the depth of the stack is
+   constant. */
 static void drain(struct xt_ctx *ctx) {
     if (ctx->draining) return;
     ctx->draining = true;
@@ -241,12 +242,14 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
         outputs[k]->maker_output = k;
         xt_call_retain(call);
     }
-    /* The making reference of a lone record goes over to its outputs; a segment's list needs none. */
+    /* The making reference of a lone record goes over to its outputs; a segment's list needs
+       none. */
     if (!call->owner) xt_call_release(ctx, call);
     return XT_OK;
 }
 
-/* ---- leaves ----------------------------------------------------------------------------------- */
+/* ---- leaves
+   ----------------------------------------------------------------------------------- */
 
 enum xt_status xt_var_new(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
     char text[128];
@@ -312,8 +315,8 @@ static bool sole_owner(const struct xt_tensor *t) {
     return t->refs == 1 && t->storage->refs == 1;
 }
 
-/* Writes the master into an existing copy, or into a new one. Never part of a segment: a compute copy
-   counts as made outside. */
+/* Writes the master into an existing copy, or into a new one. Never part of a segment: a compute
+   copy counts as made outside. */
 static enum xt_status refresh_copy(struct xt_ctx *ctx, struct xt_tensor *master,
                                    enum xt_dtype dtype) {
     struct xt_leaf *leaf = master->leaf;
@@ -355,7 +358,8 @@ void xt_compute_copy_fresh(struct xt_tensor *master) {
     if (master->leaf) master->leaf->copy_version = master->storage->version;
 }
 
-/* ---- routing gradients ------------------------------------------------------------------------ */
+/* ---- routing gradients
+   ------------------------------------------------------------------------ */
 
 static bool same_shape(const struct xt_tensor *t, const struct xt_spec *spec) {
     return t->ndim == spec->ndim &&
@@ -422,7 +426,8 @@ static bool edge_wanted(const struct xt_walk *walk, const struct xt_edge *e) {
     return e->maker && e->maker->mark == walk->stamp + 1;
 }
 
-/* Hands g (taken) to where input i of the call came from, broadcasting undone and dtype restored. */
+/* Hands g (taken) to where input i of the call came from, broadcasting undone and dtype
+   restored. */
 static enum xt_status give(struct xt_ctx *ctx, struct xt_call *call, int i, struct xt_tensor *g) {
     const struct xt_edge *e = &call->edges[i];
     const struct xt_spec *spec = &call->in_spec[i];
@@ -490,7 +495,8 @@ enum xt_device xt_call_device(const struct xt_call *call) {
     return XT_CPU;
 }
 
-/* ---- the walk --------------------------------------------------------------------------------- */
+/* ---- the walk
+   --------------------------------------------------------------------------------- */
 
 struct call_list {
     struct xt_call **items; /* n of cap */
@@ -520,7 +526,8 @@ static int by_falling_number(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* All records that lead to `root`, by falling number. The list doubles as the stack of the search. */
+/* All records that lead to `root`, by falling number. The list doubles as the stack of the
+   search. */
 static enum xt_status reachable(struct xt_ctx *ctx, struct xt_call *root, uint64_t stamp,
                                 struct call_list *list) {
     root->mark = stamp;
@@ -776,7 +783,8 @@ enum xt_status xt_grad(struct xt_ctx *ctx, struct xt_tensor *output,
     return status;
 }
 
-/* ---- looking ---------------------------------------------------------------------------------- */
+/* ---- looking
+   ---------------------------------------------------------------------------------- */
 
 static size_t kept_bytes(struct xt_tensor *const *list, int n, uint64_t stamp) {
     size_t bytes = 0;

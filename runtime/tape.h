@@ -2,9 +2,9 @@
  * tape.h: records, leaves and segments, private to runtime/.
  *
  * A record (struct xt_call) is made when an input requires a gradient, and for EVERY call inside a
- * segment. It is held by its outputs and by the records that read them. The records of a segment are
- * owned together, by the outermost segment (`owner`): references to one of them count for the owner,
- * and edges between two of them do not count at all, since they live and die together.
+ * segment. It is held by its outputs and by the records that read them. The records of a segment
+ * are owned together, by the outermost segment (`owner`): references to one of them count for the
+ * owner, and edges between two of them do not count at all, since they live and die together.
  */
 #ifndef XT_TAPE_H
 #define XT_TAPE_H

@@ -1,11 +1,12 @@
 /*
  * xtrain.h: the whole public C API, grouped by noun; the C manual.
  *
- * Everything lives in a context, passed first; there is no global state, and a context belongs to one
- * thread at a time. What can fail returns enum xt_status and leaves one sentence in xt_error(ctx):
- * who, what was given, what was wanted. Out-parameters are written only on success, and a call that
- * failed changed nothing: it may simply be made again. `new` gives a reference, `release` gives it
- * back, everything else borrows. Dimensions count from 0 here (the Lua binding counts from 1).
+ * Everything lives in a context, passed first; there is no global state, and a context belongs to
+ * one thread at a time. What can fail returns enum xt_status and leaves one sentence in
+ * xt_error(ctx): who, what was given, what was wanted. Out-parameters are written only on success,
+ * and a call that failed changed nothing: it may simply be made again. `new` gives a reference,
+ * `release` gives it back, everything else borrows. Dimensions count from 0 here (the Lua binding
+ * counts from 1).
  */
 #ifndef XTRAIN_H
 #define XTRAIN_H
@@ -109,7 +110,8 @@ void xt_memory_cache(struct xt_ctx *ctx, bool on);  /* off: every block goes bac
 int64_t xt_live_count(const struct xt_ctx *ctx);
 /* The n-th allocation from now fails, n from 1 (and, after its retry, only that one). 0: never. */
 void xt_fail_allocation(struct xt_ctx *ctx, int64_t n);
-/* For each place (file and line) that holds storage bytes: called by falling size, at most `most`. */
+/* For each place (file and line) that holds storage bytes: called by falling size, at most
+   `most`. */
 typedef void xt_holder_fn(void *user, struct xt_where where, size_t bytes, int64_t storages);
 void xt_memory_holders(struct xt_ctx *ctx, enum xt_device device, int most, xt_holder_fn *fn,
                        void *user);
@@ -178,8 +180,8 @@ enum xt_status xt_tensor_get_int(struct xt_ctx *ctx, struct xt_tensor *t, const 
                                  int64_t *out);
 enum xt_status xt_tensor_set(struct xt_ctx *ctx, struct xt_tensor *t, const int64_t *index,
                              double value);
-/* XXH3-64 over the XXH3-64s of successive 4 KiB blocks of the contiguous bytes, then dtype and shape
-   (design, section 7). */
+/* XXH3-64 over the XXH3-64s of successive 4 KiB blocks of the contiguous bytes, then dtype and
+   shape (design, section 7). */
 enum xt_status xt_tensor_digest(struct xt_ctx *ctx, struct xt_tensor *t, uint64_t *out);
 /* "f32 2x3" into a buffer; returns it. */
 const char *xt_describe(const struct xt_tensor *t, char *buffer, size_t bytes);
@@ -213,15 +215,16 @@ enum xt_status xt_detach(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tens
    Its gradients go to the master's, in f32. */
 enum xt_status xt_compute_copy(struct xt_ctx *ctx, struct xt_tensor *master, enum xt_dtype dtype,
                                struct xt_tensor **out);
-/* The cached copy as it is, for an optimizer that writes it: borrowed until the next call; NULL when
-   there is none. After writing master and copy together call xt_compute_copy_fresh. */
+/* The cached copy as it is, for an optimizer that writes it: borrowed until the next call; NULL
+   when there is none. After writing master and copy together call xt_compute_copy_fresh. */
 struct xt_tensor *xt_compute_copy_peek(struct xt_ctx *ctx, struct xt_tensor *master);
 void xt_compute_copy_fresh(struct xt_tensor *master);
-/* Adds d output / d leaf into every reachable leaf's gradient. seed: of output's shape, or NULL for a
-   scalar output (then 1). retain keeps the records for another backward. */
+/* Adds d output / d leaf into every reachable leaf's gradient. seed: of output's shape, or NULL for
+   a scalar output (then 1). retain keeps the records for another backward. */
 enum xt_status xt_backward(struct xt_ctx *ctx, struct xt_tensor *output, struct xt_tensor *seed,
                            bool retain);
-/* Gradients as values, leaves untouched. grads[i] is NULL where output does not depend on inputs[i]. */
+/* Gradients as values, leaves untouched. grads[i] is NULL where output does not depend on
+ * inputs[i]. */
 enum xt_status xt_grad(struct xt_ctx *ctx, struct xt_tensor *output,
                        struct xt_tensor *const *inputs, int n, struct xt_tensor *seed, bool retain,
                        struct xt_tensor **grads);

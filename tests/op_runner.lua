@@ -168,13 +168,12 @@ end
 
 -- The result and the gradients of every float input.
 local function forward_and_gradients(row, inputs, make_view)
-  local vars, all, places = {}, { table.unpack(inputs) }, {}
+  local vars, all = {}, { table.unpack(inputs) }
   for i, t in ipairs(inputs) do
     if is_float(t) and row.grad ~= false then
       local v = xt.var(t)
       vars[#vars + 1] = v
       all[i] = v
-      places[#places + 1] = i
     end
     if make_view then all[i] = make_view(all[i]) end
   end

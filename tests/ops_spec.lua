@@ -64,7 +64,9 @@ unary("sigmoid")
 unary("relu", { away = 0.1 })
 unary("silu")
 unary("erf")
-unary("gelu", nil, { call = function(op, x) return op(x) + op(x, { approx = "none" }) end, bf16 = 6 })
+unary("gelu", nil, {
+  call = function(op, x) return op(x) + op(x, { approx = "none" }) end, bf16 = 6,
+})
 unary("clamp", { away = 0.1 }, { call = function(op, x) return op(x, -1.003, 1.501) end })
 binary("minimum")
 binary("maximum")
@@ -126,7 +128,8 @@ end
 -- Over all dimensions, one, several, and with the dimension kept, added up by broadcasting.
 local function several(op, x)
   local y = op(x)
-  if x.ndim > 0 then y = y + op(x, 1):reshape({ -1 }):sum() + op(x, -1, { keepdim = true }):sum() end
+  if x.ndim > 0 then y = y + op(x, 1):reshape({ -1 }):sum() + op(x, -1,
+  { keepdim = true }):sum() end
   if x.ndim > 1 then y = y + op(x, { 1, -1 }):sum() end
   return y
 end
@@ -141,10 +144,12 @@ reduction("softmax", { call = function(op, x) return op(x) + op(x, 1) end,
   also = { { { 1 } }, { { 1, 7 } }, { { 4, 1, 3 } } } })
 reduction("log_softmax", { call = function(op, x) return op(x) + op(x, 1) end,
   also = { { { 1 } }, { { 1, 7 } }, { { 4, 1, 3 } } } })
-reduction("logsumexp", { also = { { { 1 } }, { { 1, 7 } }, { { 4, 1, 3 } } }, empty = { { { 0, 3 } } } })
+reduction("logsumexp", { also = { { { 1 } }, { { 1, 7 } }, { { 4, 1, 3 } } }, empty = { { { 0,
+  3 } } } })
 row("topk", {
   inputs = { { 4, 6 } }, call = function(op, x) return (op(x, 3)) end,
-  also = { { { 1, 3 } }, { { 5 } } }, empty = { { { 0, 4 } } }, wrong = { { { 2, 2 }, says = "k" } },
+  also = { { { 1, 3 } }, { { 5 } } }, empty = { { { 0, 4 } } }, wrong = { { { 2, 2 },
+  says = "k" } },
 })
 
 -- ---- shape -------------------------------------------------------------------------------------
@@ -192,7 +197,8 @@ row("stack", {
 })
 row("repeat_kv", {
   inputs = { { 2, 3, 2, 4 } }, call = function(op, x) return op(x, 3) end,
-  also = { { { 1, 1, 1, 1 } } }, empty = { { { 0, 3, 2, 4 } } }, wrong = { { { 2, 3 }, says = "" } },
+  also = { { { 1, 1, 1, 1 } } }, empty = { { { 0, 3, 2, 4 } } }, wrong = { { { 2, 3 },
+  says = "" } },
 })
 
 -- ---- products, norms, indices -------------------------------------------------------------------
@@ -205,7 +211,8 @@ row("matmul", {
     { { 1, 40 }, { 40, 33 } },
   },
   empty = { { { 0, 4 }, { 4, 5 } }, { { 3, 0 }, { 0, 5 } }, { { 2, 0, 4 }, { 4, 5 } } },
-  wrong = { { { 3, 4 }, { 5, 2 }, says = "inner sizes 4 and 5 differ" }, { { 2, 3, 4 }, { 3, 4, 5 } },
+  wrong = { { { 3, 4 }, { 5, 2 }, says = "inner sizes 4 and 5 differ" }, { { 2, 3, 4 }, { 3, 4,
+  5 } },
     { {}, { 4 } } },
 })
 row("linear", {
@@ -288,9 +295,12 @@ row("attention", {
     { { 2, 5, 4, 6 }, { 2, 7, 2, 5 }, { 2, 7, 2, 5 } }, { { 2, 5 }, { 2, 5 }, { 2, 5 } } },
 })
 unary("dropout", nil, { call = function(op, x) return op(x, 0.4, 123) end })
-row("dropout_mask", { inputs = {}, call = function(op) return op({ 3, 5 }, 0.5, 7) end, grad = false })
-row("rand", { inputs = {}, call = function(op) return op({ 3, 5 }, { seed = 7 }) end, grad = false })
-row("randn", { inputs = {}, call = function(op) return op({ 3, 5 }, { seed = 7 }) end, grad = false })
+row("dropout_mask", { inputs = {}, call = function(op) return op({ 3, 5 }, 0.5, 7) end,
+  grad = false })
+row("rand", { inputs = {}, call = function(op) return op({ 3, 5 }, { seed = 7 }) end,
+  grad = false })
+row("randn", { inputs = {}, call = function(op) return op({ 3, 5 }, { seed = 7 }) end,
+  grad = false })
 row("multinomial", {
   inputs = { { shape = { 4, 6 }, low = 0.1, high = 1 } }, grad = false, bf16 = false, exact = true,
   call = function(op, probs) return op(probs, 3) end, empty = { { { 0, 6 } } },

@@ -1,17 +1,19 @@
 /*
  * attention.c: tiled attention and its backward, and the masked softmax of the composed form.
  *
- * A query tile meets the key tiles in order, keeping the row maximum m, the row sum l and the output
- * row (Milakov and Gimelshein 2018, Dao 2022):
+ * A query tile meets the key tiles in order, keeping the row maximum m, the row sum l and the
+ * output row (Milakov and Gimelshein 2018, Dao 2022):
  *
- *     s = scale q k^T;  m' = max(m, max s);  l' = l e^(m-m') + sum e^(s-m');  o' = o e^(m-m') + e^(s-m') v
+ *     s = scale q k^T;  m' = max(m, max s);
+ *     l' = l e^(m-m') + sum e^(s-m');  o' = o e^(m-m') + e^(s-m') v
  *
  * and at the end out = o / l, lse = m + log l. Backward computes p = e^(s - lse) again:
  *
  *     dv = p^T do;  dp = do v^T;  ds = p (dp - rowsum(do o)) scale;  dq = ds k;  dk = ds^T q
  *
- * Work is split by (batch, head, query tile) forward and by (batch, key head) backward, each with one
- * owner and one order, so the bits do not depend on the threads. Arithmetic is f32 (f64 for f64).
+ * Work is split by (batch, head, query tile) forward and by (batch, key head) backward, each with
+ * one owner and one order, so the bits do not depend on the threads. Arithmetic is f32 (f64 for
+ * f64).
  */
 #include <math.h>
 

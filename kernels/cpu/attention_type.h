@@ -14,7 +14,8 @@ struct NAME(tiles) {
     REAL m[TILE], l[TILE];
 };
 
-/* c (m x n, row c_row) (+)= a b: a (m x k) by any strides, b (k x n) by rows, n a multiple of 16. */
+/* c (m x n, row c_row) (+)= a b: a (m x k) by any strides, b (k x n) by rows, n a multiple of
+   16. */
 static void NAME(multiply)(REAL *c, int c_row, const REAL *a, int a_row, int a_column,
                            const REAL *b, int b_row, int m, int n, int k, bool add) {
     enum { ROWS = 4 };
@@ -194,15 +195,15 @@ static enum xt_status NAME(forward)(struct xt_ctx *ctx, const struct xt_launch *
     for (int t = 0; t < threads; t++) {
         struct NAME(tiles) *w = (struct NAME(tiles) *)scratch + t;
         /* Tiles dealt in turn, so that causal rows of all lengths mix. */
-        for (int64_t i = t; i < n; i += threads)
-            NAME(forward_tile)
-            (&p, l, w, i / (p.heads * tiles), i / tiles % p.heads, i % tiles * TILE);
+        for (int64_t i = t; i < n; i += threads) NAME(forward_tile)
+        (&p, l, w, i / (p.heads * tiles), i / tiles % p.heads, i % tiles * TILE);
     }
     xt_scratch_put(ctx, XT_CPU, scratch, bytes);
     return XT_OK;
 }
 
-/* ---- backward --------------------------------------------------------------------------------- */
+/* ---- backward
+   --------------------------------------------------------------------------------- */
 
 /* rowsum(g * out), a row. */
 static void NAME(deltas)(const struct problem *p, const struct xt_launch *l, struct NAME(tiles) * w,
@@ -265,17 +266,15 @@ static void NAME(backward_head)(const struct problem *p, const struct xt_launch 
         NAME(transpose)(w->v, p->dp, w->vt);
         for (int i = 0; i < TILE * p->dp; i++) w->dk[i] = w->dv[i] = 0;
         for (int64_t g = 0; g < p->group; g++)
-            for (int64_t row0 = 0; row0 < rows; row0 += TILE)
-                NAME(backward_tile)
-                (p, l, w, b, kv * p->group + g, row0, key0, keys, delta + g * rows, dq + g * head);
+            for (int64_t row0 = 0; row0 < rows; row0 += TILE) NAME(backward_tile)
+        (p, l, w, b, kv * p->group + g, row0, key0, keys, delta + g * rows, dq + g * head);
         NAME(save)(l->out[K], b, kv, key0, keys, p->d, p->dp, w->dk, NULL);
         NAME(save)(l->out[V], b, kv, key0, keys, p->d, p->dp, w->dv, NULL);
     }
     for (int64_t g = 0; g < p->group; g++)
-        for (int64_t row0 = 0; row0 < rows; row0 += TILE)
-            NAME(save)
-            (l->out[Q], b, kv * p->group + g, row0, rows - row0 < TILE ? (int)(rows - row0) : TILE,
-             p->d, p->dp, dq + g * head + row0 * p->dp, NULL);
+        for (int64_t row0 = 0; row0 < rows; row0 += TILE) NAME(save)
+    (l->out[Q], b, kv * p->group + g, row0, rows - row0 < TILE ? (int)(rows - row0) : TILE, p->d,
+     p->dp, dq + g * head + row0 * p->dp, NULL);
 }
 
 static enum xt_status NAME(backward)(struct xt_ctx *ctx, const struct xt_launch *l) {
@@ -303,7 +302,8 @@ static enum xt_status NAME(backward)(struct xt_ctx *ctx, const struct xt_launch 
     return XT_OK;
 }
 
-/* ---- the softmax of composed attention -------------------------------------------------------- */
+/* ---- the softmax of composed attention
+   -------------------------------------------------------- */
 
 static REAL NAME(at)(const struct xt_tensor *t, int64_t i) {
     return t->dtype == XT_BF16 ? (REAL)xt_bf16_to_f32(((const uint16_t *)xt_data(t))[i])

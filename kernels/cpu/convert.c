@@ -12,7 +12,8 @@
 #include <immintrin.h>
 #endif
 
-/* f64 to f32 with the last bit sticky, so that rounding once more, to 16 bits, is as if done once. */
+/* f64 to f32 with the last bit sticky, so that rounding once more, to 16 bits, is as if done
+   once. */
 static inline float narrow_f64(double d) {
     union {
         float f;

@@ -5,8 +5,8 @@
  *   F(name)  name with the type's suffix
  *
  * Words used here: a panel of b is GEMM_COLS columns, packed so that step p holds its GEMM_COLS
- * elements side by side; a strip of a is up to GEMM_ROWS rows; a tile is strip x panel of c, held in
- * registers while a block of k is summed.
+ * elements side by side; a strip of a is up to GEMM_ROWS rows; a tile is strip x panel of c, held
+ * in registers while a block of k is summed.
  */
 
 #define LANES ((int)(GEMM_VECTOR / sizeof(T)))
@@ -16,7 +16,8 @@ typedef T F(vec) __attribute__((vector_size(GEMM_VECTOR), aligned(sizeof(T)), ma
 typedef T F(four) __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 typedef INDEX F(pick) __attribute__((vector_size(4 * sizeof(T))));
 
-/* ---- the tile --------------------------------------------------------------------------------- */
+/* ---- the tile
+   --------------------------------------------------------------------------------- */
 
 /* c[rows][COLS] = or += sum over p < k of a[i * a_row + p * a_step] * b[p * COLS + j]. */
 static inline __attribute__((always_inline)) void F(tile)(const int rows, int64_t k, const T *a,
@@ -74,7 +75,8 @@ static void F(tile_rows)(int rows, int64_t k, struct F(strip) a, const T *b, T *
     }
 }
 
-/* ---- packing ---------------------------------------------------------------------------------- */
+/* ---- packing
+   ---------------------------------------------------------------------------------- */
 
 static inline __attribute__((always_inline)) T F(one)(const void *data, bool half, int64_t at) {
     return half ? (T)xt_bf16_to_f32(((const uint16_t *)data)[at]) : ((const T *)data)[at];
@@ -169,7 +171,8 @@ F(pack_strip)(const struct gemm_side *a, bool half, int64_t at, int64_t rows, in
                 to[p * GEMM_ROWS + r] = F(one)(a->data, half, at + r * a->row + p * a->col);
 }
 
-/* ---- blocks ----------------------------------------------------------------------------------- */
+/* ---- blocks
+   ----------------------------------------------------------------------------------- */
 
 /* Where b is packed: blocks of GEMM_DEPTH steps one after another, in each the panels. */
 struct F(packed) {
@@ -261,7 +264,8 @@ static void F(part)(const struct gemm *g, const struct gemm_part *t, const struc
         F(finish)(g, sums + i * row, t->j, t->n, (uint16_t *)g->c + c_at + i * g->n);
 }
 
-/* ---- plans ------------------------------------------------------------------------------------ */
+/* ---- plans
+   ------------------------------------------------------------------------------------ */
 
 /* Each thread takes columns of an item and packs b by itself: many items, or few rows. */
 static void F(run_apart)(const struct gemm *g, const struct gemm_plan *plan, T *scratch) {
@@ -352,9 +356,9 @@ static void F(add_chunks)(const struct gemm *g, T *first, const T *sums, int64_t
 
 /*
  * Few elements, long sums: each thread takes GEMM_CHUNK steps and rows, and packs for itself. The
- * first chunk goes to c, the others to `sums`, which are then added in order: by the thread that ends
- * last when they are few, which saves the others a wait. The only plan that the bits know of, so
- * gemm_split looks at the shape alone.
+ * first chunk goes to c, the others to `sums`, which are then added in order: by the thread that
+ * ends last when they are few, which saves the others a wait. The only plan that the bits know of,
+ * so gemm_split looks at the shape alone.
  */
 static void F(run_split)(const struct gemm *g, struct gemm_plan *plan, T *sums, T *scratch) {
     const int64_t chunks = (g->k + GEMM_CHUNK - 1) / GEMM_CHUNK, count = g->m * g->n;

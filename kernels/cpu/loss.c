@@ -1,6 +1,6 @@
 /*
- * loss.c: cross entropy, row by row. The formulas are in loss_type.h, in f32 for f32, bf16 and f16 and
- * in f64 for f64. Labels are checked before anything is written.
+ * loss.c: cross entropy, row by row. The formulas are in loss_type.h, in f32 for f32, bf16 and f16
+ * and in f64 for f64. Labels are checked before anything is written.
  */
 #include "gemm.h"
 #include "math.h"
@@ -12,8 +12,9 @@
 #include <omp.h>
 
 #define LOSS_BLOCK 2048 /* elements summed together */
-/* Rows of logits that linear_cross_entropy holds at a time: they stay in the last-level cache, and the
-   products they feed are deep enough. Half as many when there are more than LINEAR_WIDE classes. */
+/* Rows of logits that linear_cross_entropy holds at a time: they stay in the last-level cache, and
+   the products they feed are deep enough. Half as many when there are more than LINEAR_WIDE
+   classes. */
 #define LINEAR_ROWS 256
 #define LINEAR_WIDE 16384
 

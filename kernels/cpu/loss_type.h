@@ -1,6 +1,6 @@
 /*
- * loss_type.h: the losses in one arithmetic: T is float or double. loss.c includes this once for each,
- * with F(name) naming the functions and T_DTYPE the dtype that needs no conversion.
+ * loss_type.h: the losses in one arithmetic: T is float or double. loss.c includes this once for
+ * each, with F(name) naming the functions and T_DTYPE the dtype that needs no conversion.
  */
 
 static const T *F(load)(const void *row, enum xt_dtype dtype, int64_t n, T *buffer) {
@@ -187,8 +187,8 @@ struct F(linear) {
     T *dw;     /* (V, D), or NULL */
 };
 
-/* Rows first .. first + m of the logits become losses and, when there is a gradient, its rows; `narrow`
-   takes those in x's dtype, or is NULL. */
+/* Rows first .. first + m of the logits become losses and, when there is a gradient, its rows;
+   `narrow` takes those in x's dtype, or is NULL. */
 static void F(linear_rows)(struct xt_ctx *ctx, const struct F(linear) * p, int64_t first, int64_t m,
                            T *logits, char *narrow) {
     const int64_t V = p->w->shape[0], each = (int64_t)xt_dtype_bytes(p->x->dtype);

@@ -1,11 +1,12 @@
 /*
  * math.h: exp, log, tanh and friends, for f32 as straight-line C and for f64 as libm's.
  *
- * The f32 functions have no branch and no call, so a plain loop over them becomes vector code. Their
- * errors, against f64, over all floats: at most 2 ulp (1 for exp and log), except that sigmoid and erf
- * results below the smallest normal number may be flushed to 0, and that sin and cos are for |x| up to
- * 4e8 and only bounded beyond. NaN stays NaN, infinities give the limits. XT_EXP(x) and so on pick by
- * the type of x: an expression in pointwise.def reads the same for f32, f64 and CUDA.
+ * The f32 functions have no branch and no call, so a plain loop over them becomes vector code.
+ * Their errors, against f64, over all floats: at most 2 ulp (1 for exp and log), except that
+ * sigmoid and erf results below the smallest normal number may be flushed to 0, and that sin and
+ * cos are for |x| up to 4e8 and only bounded beyond. NaN stays NaN, infinities give the limits.
+ * XT_EXP(x) and so on pick by the type of x: an expression in pointwise.def reads the same for f32,
+ * f64 and CUDA.
  */
 #ifndef XT_CPU_MATH_H
 #define XT_CPU_MATH_H
@@ -116,7 +117,8 @@ static inline float xt_erf_f32(float x) {
     return a > 0.927734375f ? far : near;
 }
 
-/* sin(x + quarters pi/2). x = n pi/2 + r in f64, pi/2 in two parts so that n times the first is exact. */
+/* sin(x + quarters pi/2). x = n pi/2 + r in f64, pi/2 in two parts so that n times the first is
+ * exact. */
 static inline float xt_sin_quarters_f32(float x, uint32_t quarters) {
     double shifted = (double)x * 0.63661977236758134308 + XT_ROUND_F64;
     double n = shifted - XT_ROUND_F64;

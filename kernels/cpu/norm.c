@@ -22,9 +22,9 @@ static enum xt_status fill_nothing(const struct xt_launch *l) {
 }
 
 /*
- * Sine and cosine of a: k multiples of pi/2 are taken off, pi/2 cut in three so that each k * part is
- * exact while |k| < 2^20, and the rest, at most pi/4, goes through the Taylor series: below 2^-50.
- * Without branches, so that loops over it become vector code.
+ * Sine and cosine of a: k multiples of pi/2 are taken off, pi/2 cut in three so that each k * part
+ * is exact while |k| < 2^20, and the rest, at most pi/4, goes through the Taylor series: below
+ * 2^-50. Without branches, so that loops over it become vector code.
  */
 static inline void sine_cosine(double a, double *sine, double *cosine) {
     const double shift = 0x1.8p52;

@@ -1,7 +1,7 @@
 /*
  * norm_type.h: rmsnorm, layernorm and rope in one arithmetic: T is float, for f32, bf16 and f16, or
- * double. norm.c includes this once for each, with F(name) naming the functions and T_DTYPE the dtype
- * that needs no conversion.
+ * double. norm.c includes this once for each, with F(name) naming the functions and T_DTYPE the
+ * dtype that needs no conversion.
  */
 
 /* A row as T: itself, or converted into `buffer`. */
@@ -138,8 +138,8 @@ static enum xt_status F(norm)(struct xt_ctx *ctx, const struct xt_launch *l, boo
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /*
- * With n = (x - mean) * rstd and h = g * w: dx = rstd * (h - mean(h) - n * mean(h * n)), where rmsnorm
- * has mean 0 and no mean(h). dw += g * n and db += g, where not NULL.
+ * With n = (x - mean) * rstd and h = g * w: dx = rstd * (h - mean(h) - n * mean(h * n)), where
+ * rmsnorm has mean 0 and no mean(h). dw += g * n and db += g, where not NULL.
  */
 static void F(rms_row_grad)(const T *restrict g, const T *restrict x, const T *restrict w, T rstd,
                             int64_t d, T *restrict dx, T *restrict dw) {
@@ -188,8 +188,8 @@ static void F(add_parts)(const T *parts, int64_t n_parts, int64_t stride, int64_
 }
 
 /*
- * The gains' gradients are sums over rows: each block of rows, cut by the shape alone, sums its own in
- * order, then the blocks are added in order.
+ * The gains' gradients are sums over rows: each block of rows, cut by the shape alone, sums its own
+ * in order, then the blocks are added in order.
  */
 static enum xt_status F(norm_grad)(struct xt_ctx *ctx, const struct xt_launch *l, bool layer) {
     const struct xt_tensor *wt = l->in[2];

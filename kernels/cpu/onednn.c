@@ -1,6 +1,7 @@
 /*
- * onednn.c: bf16 products by oneDNN. c is cut into tiles and the sums into blocks by the shape alone;
- * a tile is computed by one thread with primitives of its own, its blocks added in order in f32.
+ * onednn.c: bf16 products by oneDNN. c is cut into tiles and the sums into blocks by the shape
+ * alone; a tile is computed by one thread with primitives of its own, its blocks added in order in
+ * f32.
  */
 #include "gemm.h"
 

@@ -3,7 +3,8 @@
  * reads p, g, m, v and writes p, m, v and the copy, each once.
  *
  * Blocks of all tensors are numbered through, each thread takes an equal run of them. Updates are
- * element by element, and the norm adds its blocks' sums in order, so threads never show in the bits.
+ * element by element, and the norm adds its blocks' sums in order, so threads never show in the
+ * bits.
  */
 #include "cpu.h"
 

@@ -1,6 +1,7 @@
 /*
- * optim_type.h: the updates of one block in one arithmetic: T is float or double. optim.c includes this
- * once for each, with F(name) naming the functions and T_DTYPE the dtype that needs no conversion.
+ * optim_type.h: the updates of one block in one arithmetic: T is float or double. optim.c includes
+ * this once for each, with F(name) naming the functions and T_DTYPE the dtype that needs no
+ * conversion.
  */
 
 /* Elements as T: themselves, or converted into `buffer`. */

@@ -1,11 +1,12 @@
 /*
- * pointwise.c: the elementwise ops. What they compute stands in ../pointwise.def; here each row becomes
- * one plain loop a type, and a kernel that hands the loop to pointwise_loop.h.
+ * pointwise.c: the elementwise ops. What they compute stands in ../pointwise.def; here each row
+ * becomes one plain loop a type, and a kernel that hands the loop to pointwise_loop.h.
  */
 #include "math.h"
 #include "pointwise_loop.h"
 
-/* ---- from rows to loops ------------------------------------------------------------------------ */
+/* ---- from rows to loops
+   ------------------------------------------------------------------------ */
 
 /* The loops of one op, by the dtype computed in; NULL where there is none. */
 struct blocks {
@@ -35,8 +36,8 @@ struct blocks {
         }                                                                                          \
     }
 
-/* dx of one argument. No gradient gives none, even where the derivative is infinite: what `where` did
-   not select must not turn into 0 * inf. */
+/* dx of one argument. No gradient gives none, even where the derivative is infinite: what `where`
+   did not select must not turn into 0 * inf. */
 #define BLOCK_DX(name, T, first, second, expression)                                               \
     BLOCK_FN(name) {                                                                               \
         typedef T real;                                                                            \
@@ -211,7 +212,8 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_launch *l,
 
 #include "../pointwise.def"
 
-/* ---- selection ----------------------------------------------------------------------------------- */
+/* ---- selection
+ * ----------------------------------------------------------------------------------- */
 
 /* y = cond ? a : b, bit by bit: the dtype of a and b is only a size. */
 #define SELECT(name, C, T)                                                                         \
@@ -281,7 +283,8 @@ static enum xt_status masked_fill(struct xt_ctx *ctx, const struct xt_launch *l)
     return XT_OK;
 }
 
-/* ---- copies -------------------------------------------------------------------------------------- */
+/* ---- copies
+ * -------------------------------------------------------------------------------------- */
 
 static enum xt_status copy(struct xt_ctx *ctx, const struct xt_tensor *from,
                            const struct xt_tensor *to) {
@@ -350,7 +353,8 @@ static enum xt_status add_in_place(struct xt_ctx *ctx, const struct xt_launch *l
     return XT_OK;
 }
 
-/* ---- the table ----------------------------------------------------------------------------------- */
+/* ---- the table
+ * ----------------------------------------------------------------------------------- */
 
 #define XT_UNARY(name, ...)                                                                        \
     {#name, XT_FLOATS, XT_STRIDED, name##_kernel},                                                 \

@@ -3,8 +3,8 @@
  *
  * The one thing to know: strides, broadcasting, 16-bit floats and threads are handled here, once. A
  * block function sees plain arrays of the type it computes in: the tensor's own memory where that
- * will do, else a block gathered and converted on the stack. Dimensions that lie one behind the other
- * for every operand are merged first, so that most calls are one loop.
+ * will do, else a block gathered and converted on the stack. Dimensions that lie one behind the
+ * other for every operand are merged first, so that most calls are one loop.
  */
 #ifndef XT_CPU_POINTWISE_LOOP_H
 #define XT_CPU_POINTWISE_LOOP_H
@@ -15,7 +15,8 @@
 
 #define BLOCK 512    /* elements gathered or converted at a time */
 #define SHORT_ROW 64 /* rows shorter than this are gathered together into blocks */
-/* A block of rows and columns, where an operand lies across: as many columns as fill a cache line. */
+/* A block of rows and columns, where an operand lies across: as many columns as fill a cache
+   line. */
 #define PATCH_ROWS 32
 #define PATCH_COLS (BLOCK / PATCH_ROWS)
 #define MAX_IN 4
@@ -123,7 +124,8 @@ static void merge_dims(struct loop *l) {
     for (int k = 0; k < l->n_in + l->n_out; k++) operand_at(l, k)->stride[0] = 1;
 }
 
-/* ---- one operand ------------------------------------------------------------------------------ */
+/* ---- one operand
+   ------------------------------------------------------------------------------ */
 
 static int64_t offset_of(const struct loop *l, const struct operand *o, const int64_t *at) {
     int64_t offset = 0;
@@ -240,7 +242,8 @@ static void store(const struct loop *l, int k, const struct place *b, struct scr
     move_rows(l, o, b->at, b->m, block, true);
 }
 
-/* ---- the loop --------------------------------------------------------------------------------- */
+/* ---- the loop
+   --------------------------------------------------------------------------------- */
 
 /* The blocks of operands that are the same number everywhere. */
 static void fill_constants(const struct loop *l, int64_t n, struct scratch *s) {
@@ -280,7 +283,8 @@ static void run_part(const struct loop *l, int64_t first, int64_t end) {
     }
 }
 
-/* ---- patches ---------------------------------------------------------------------------------- */
+/* ---- patches
+   ---------------------------------------------------------------------------------- */
 
 /* rows x cols elements at index `at` between an operand's memory and a block of that many; line by
    line in the direction in which the memory is dense. */
@@ -356,7 +360,8 @@ static void run_patches(const struct loop *l, int64_t first, int64_t end) {
     }
 }
 
-/* ---- the whole -------------------------------------------------------------------------------- */
+/* ---- the whole
+   -------------------------------------------------------------------------------- */
 
 /* Whether an operand is dense along d and far apart along the last dimension, both long. */
 static bool lies_across(const struct loop *l, const struct operand *o, int d) {
@@ -388,7 +393,8 @@ static void plan(struct loop *l) {
     }
 }
 
-/* Runs the block over all elements. The parts of threads change nothing: each element is its own. */
+/* Runs the block over all elements. The parts of threads change nothing: each element is its
+   own. */
 static void loop_run(struct xt_ctx *ctx, struct loop *l) {
     if (l->n == 0) return;
     plan(l);

@@ -1,9 +1,9 @@
 /*
  * bind.h: what the files of the binding share. The only C that includes lua.h is in this folder.
  *
- * A tensor is a userdata that holds one pointer, an op one too. Empty box first: the userdata, marked
- * empty and with its metatable, is made before anything that can fail, so that luaL_error never
- * leaves something owned. Functions of the binding raise only when they own nothing.
+ * A tensor is a userdata that holds one pointer, an op one too. Empty box first: the userdata,
+ * marked empty and with its metatable, is made before anything that can fail, so that luaL_error
+ * never leaves something owned. Functions of the binding raise only when they own nothing.
  */
 #ifndef XT_BIND_H
 #define XT_BIND_H
@@ -78,7 +78,8 @@ const char *xtbind_device_name(enum xt_device device);
 /* backward's and grad's tail: [seed tensor] [, {retain = true}]. */
 bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,
                                   struct xt_tensor **seed);
-/* The open functions find `xt` on top of the stack, with a table xt.core for the library's own use. */
+/* The open functions find `xt` on top of the stack, with a table xt.core for the library's own
+   use. */
 void xtbind_open_tensor(lua_State *L, struct xtbind *b);
 
 /* op.c */

@@ -14,7 +14,7 @@ static struct xtbind *bind_of(lua_State *L) {
     return b;
 }
 
-/* ---- devices ------------------------------------------------------------------------------------ */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 static const char *const device_names[] = {[XT_CPU] = "cpu", [XT_CUDA] = "cuda"};
 
@@ -54,7 +54,7 @@ static int devices(lua_State *L) {
     return 1;
 }
 
-/* ---- constructors ------------------------------------------------------------------------------- */
+/* ---- constructors ---------------------------------------------------------------------------- */
 
 /* {dtype, device} at index; what is not given stays. */
 static void read_options(lua_State *L, int index, const char *who, enum xt_dtype *dtype,
@@ -131,7 +131,7 @@ static int from_bytes(lua_State *L) {
     return 1;
 }
 
-/* ---- xt.tensor: nested tables ------------------------------------------------------------------- */
+/* ---- xt.tensor: nested tables ---------------------------------------------------------------- */
 
 struct filling {
     struct xt_spec spec;        /* of the buffer */
@@ -272,7 +272,7 @@ static int tensor(lua_State *L) {
     return 1;
 }
 
-/* ---- autograd ----------------------------------------------------------------------------------- */
+/* ---- autograd -------------------------------------------------------------------------------- */
 
 static int var(lua_State *L) {
     struct xtbind *b = bind_of(L);
@@ -423,7 +423,7 @@ static int compute_copy_fresh(lua_State *L) {
     return 0;
 }
 
-/* ---- seeds -------------------------------------------------------------------------------------- */
+/* ---- seeds ----------------------------------------------------------------------------------- */
 
 static uint64_t seed_part(lua_State *L, struct xtbind *b, int index) {
     struct xt_tensor *t = xtbind_to_tensor(L, index);
@@ -507,7 +507,7 @@ static int dropout_stream(lua_State *L) {
     return 1;
 }
 
-/* ---- machine and memory ------------------------------------------------------------------------- */
+/* ---- machine and memory ---------------------------------------------------------------------- */
 
 static int threads(lua_State *L) {
     struct xtbind *b = bind_of(L);
@@ -647,7 +647,7 @@ static int libraries(lua_State *L) {
     return 1;
 }
 
-/* ---- switches for tests and for looking inside ---------------------------------------------------- */
+/* ---- switches for tests and for looking inside ----------------------------------------------- */
 
 static int fail_allocation(lua_State *L) {
     struct xtbind *b = bind_of(L);

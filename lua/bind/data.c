@@ -44,8 +44,8 @@ static int count(lua_State *L) {
     return 1;
 }
 
-/* shards:windows({start, ...}, seq) -> ids, labels: i32 (rows, seq); labels stand one further. Starts
-   count from 0. */
+/* shards:windows({start, ...}, seq) -> ids, labels: i32 (rows, seq); labels stand one further.
+   Starts count from 0. */
 static int windows(lua_State *L) {
     struct xt_shards *shards = check(L);
     struct xtbind *b = xtbind_of(L);

@@ -33,7 +33,7 @@ static const char usage_text[] =
 
 static lua_State *running; /* for the signal handler alone */
 
-/* ---- Ctrl-C ------------------------------------------------------------------------------------- */
+/* ---- Ctrl-C ---------------------------------------------------------------------------------- */
 
 static void raise_interrupted(lua_State *L, lua_Debug *ar) {
     (void)ar;
@@ -51,7 +51,7 @@ static void on_interrupt(int number) {
         lua_sethook(running, raise_interrupted, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
 
-/* ---- running ------------------------------------------------------------------------------------ */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static int message_handler(lua_State *L) {
     const char *text = getenv("XT_TRACEBACK");
@@ -131,7 +131,7 @@ static int run_stdin(lua_State *L) {
     return run_chunk(L, luaL_loadfile(L, NULL), 0, NULL);
 }
 
-/* ---- verbs -------------------------------------------------------------------------------------- */
+/* ---- verbs ----------------------------------------------------------------------------------- */
 
 /* A verb is a function of xtrain.cli; it takes the words that follow as one table, and returns the
    exit status (nothing or true: 0; false: 1). Nothing is pushed when there is no such verb. */
@@ -220,7 +220,7 @@ static int run_arguments(lua_State *L, int n, char **arguments) {
     return wrong_usage(first);
 }
 
-/* ---- main --------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
 struct job {
     int n;            /* of the words after the program's name */

@@ -27,7 +27,7 @@ struct reading {
     struct xt_tensor *small[SMALL_INPUTS];
 };
 
-/* ---- sentences ---------------------------------------------------------------------------------- */
+/* ---- sentences ------------------------------------------------------------------------------- */
 
 const char *xtbind_kind(lua_State *L, int index) {
     index = lua_absindex(L, index);
@@ -83,7 +83,7 @@ static int bad_value(lua_State *L, const struct reading *r, const struct xt_para
                         wanted);
 }
 
-/* ---- values ------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 bool xtbind_to_int(lua_State *L, int index, int64_t *out) {
     if (lua_type(L, index) != LUA_TNUMBER) return false;
@@ -144,7 +144,7 @@ static int64_t check_choice(lua_State *L, const struct reading *r, const struct 
     return 0;
 }
 
-/* ---- parameters into slots ------------------------------------------------------------------------ */
+/* ---- parameters into slots ------------------------------------------------------------------- */
 
 static void add_list(lua_State *L, struct reading *r, const struct xt_param *p, int attr,
                      const int64_t *values, int n) {
@@ -257,7 +257,7 @@ static bool takes_list(const struct xt_param *p) {
     return p->kind == XT_P_TENSORS || p->kind == XT_P_DIMS || p->kind == XT_P_SHAPE;
 }
 
-/* ---- the options table ---------------------------------------------------------------------------- */
+/* ---- the options table ----------------------------------------------------------------------- */
 
 /* A table whose keys are names; an empty one is none. */
 static bool is_options(lua_State *L, int index) {
@@ -313,7 +313,7 @@ static void read_options(lua_State *L, struct reading *r, int index) {
     }
 }
 
-/* ---- all arguments -------------------------------------------------------------------------------- */
+/* ---- all arguments --------------------------------------------------------------------------- */
 
 /* Consecutive integers for the last list parameter: t:reshape(2, -1), t:sum(1, 2). */
 static int read_run(lua_State *L, struct reading *r, const struct xt_param *p, int attr, int index,
@@ -380,7 +380,7 @@ static void read_arguments(lua_State *L, struct reading *r, int first) {
                          xtbind_signature(L, r->op));
 }
 
-/* ---- numbers that become tensors --------------------------------------------------------------------- */
+/* ---- numbers that become tensors ------------------------------------------------------------- */
 
 /* The dtype that numbers take: of the first tensor that is no condition, else f32. */
 static enum xt_dtype number_dtype(const struct reading *r, enum xt_device *device) {
@@ -423,7 +423,7 @@ static enum xt_status make_number(lua_State *L, struct xt_ctx *ctx, int index, e
     return xt_tensor_scalar(ctx, lua_tonumber(L, index), dtype, device, out);
 }
 
-/* ---- running -------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* Makes the numbers' tensors, runs, and lets them go. Raises nothing. */
 static enum xt_status run(lua_State *L, struct reading *r, enum xt_dtype dtype,
@@ -531,7 +531,7 @@ static int unary(lua_State *L) {
     return call_op(L, b, lua_touserdata(L, lua_upvalueindex(2)), 1);
 }
 
-/* ---- what an op says of itself ---------------------------------------------------------------------- */
+/* ---- what an op says of itself --------------------------------------------------------------- */
 
 static void add_default(luaL_Buffer *buffer, const struct xt_param *p) {
     char text[64] = "";
@@ -720,7 +720,7 @@ static int unknown_op(lua_State *L) {
                         given, best);
 }
 
-/* ---- opening ---------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static void set_closure(lua_State *L, struct xtbind *b, const char *name, lua_CFunction fn) {
     lua_pushlightuserdata(L, b);

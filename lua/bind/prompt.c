@@ -17,7 +17,7 @@
 /* What completion looks at: readline's functions take no argument of ours. */
 static lua_State *completing;
 
-/* ---- completion --------------------------------------------------------------------------------- */
+/* ---- completion ------------------------------------------------------------------------------ */
 
 struct word {
     const char *text;  /* what was typed, from the start of the word */
@@ -144,7 +144,7 @@ static char **complete(const char *text, int start, int end) {
     return rl_completion_matches(text, next_match);
 }
 
-/* ---- one entry ---------------------------------------------------------------------------------- */
+/* ---- one entry ------------------------------------------------------------------------------- */
 
 /* Whether the failed chunk only wants more lines. The message stays on the stack. */
 static bool is_incomplete(lua_State *L, int status) {
@@ -205,7 +205,7 @@ static void run_entry(lua_State *L) {
     lua_settop(L, base);
 }
 
-/* ---- the loop ----------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 int xtbind_prompt(lua_State *L) {
     char history[4096] = "";

@@ -49,7 +49,7 @@ static int close_anchor(lua_State *L) {
     return 0;
 }
 
-/* ---- where in the user's code ----------------------------------------------------------------- */
+/* ---- where in the user's code ---------------------------------------------------------------- */
 
 static bool is_library(const char *source) {
     return strncmp(source, "=xtrain.", 8) == 0 || strncmp(source, "@xtrain/", 8) == 0;
@@ -116,7 +116,7 @@ int xtbind_nil(lua_State *L, const char *who) {
     return 2;
 }
 
-/* ---- collection ------------------------------------------------------------------------------- */
+/* ---- collection ------------------------------------------------------------------------------ */
 
 static void count_bytes(const struct xtbind *b, size_t *made, size_t *live) {
     *made = *live = 0;
@@ -152,7 +152,7 @@ static void collect(void *user) {
     xtbind_collect(user, true);
 }
 
-/* ---- the embedded library --------------------------------------------------------------------- */
+/* ---- the embedded library -------------------------------------------------------------------- */
 
 static void load_embedded(lua_State *L, const struct xt_embedded *file) {
     lua_pushfstring(L, "=%s", file->name);
@@ -190,7 +190,7 @@ static void preload_library(lua_State *L) {
     lua_pop(L, 1);
 }
 
-/* ---- opening ---------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static struct xtbind *new_anchor(lua_State *L) {
     struct xtbind **anchor = lua_newuserdatauv(L, sizeof *anchor, 0);

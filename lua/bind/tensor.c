@@ -17,7 +17,7 @@ static struct xtbind *bind_of(lua_State *L) {
     return b;
 }
 
-/* ---- boxes ------------------------------------------------------------------------------------ */
+/* ---- boxes ----------------------------------------------------------------------------------- */
 
 struct xt_tensor **xtbind_box(lua_State *L, const struct xtbind *b) {
     struct xt_tensor **box = lua_newuserdatauv(L, sizeof *box, 0);
@@ -79,7 +79,7 @@ static int collect_box(lua_State *L) {
     return 0;
 }
 
-/* ---- arguments that several functions take ------------------------------------------------------ */
+/* ---- arguments that several functions take --------------------------------------------------- */
 
 void xtbind_check_shape(lua_State *L, int index, const char *who, struct xt_spec *spec) {
     if (!lua_istable(L, index))
@@ -108,7 +108,7 @@ enum xt_dtype xtbind_check_dtype(lua_State *L, int index, const char *who) {
     return dtype;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static void push_element(lua_State *L, enum xt_dtype dtype, const void *data, int64_t i) {
     switch (dtype) {
@@ -241,7 +241,7 @@ static int shares_storage(lua_State *L) {
     return 1;
 }
 
-/* ---- new tensors from old ----------------------------------------------------------------------- */
+/* ---- new tensors from old -------------------------------------------------------------------- */
 
 static int detach(lua_State *L) {
     struct xtbind *b = bind_of(L);
@@ -283,7 +283,7 @@ static int to(lua_State *L) {
     return 1;
 }
 
-/* ---- autograd ----------------------------------------------------------------------------------- */
+/* ---- autograd -------------------------------------------------------------------------------- */
 
 /* Reads an options table at index: {retain = true}. */
 static bool check_retain(lua_State *L, int index, const char *who) {
@@ -331,7 +331,7 @@ static int zero_grad(lua_State *L) {
     return 0;
 }
 
-/* ---- properties --------------------------------------------------------------------------------- */
+/* ---- properties ------------------------------------------------------------------------------ */
 
 enum property { SHAPE = 1, NDIM, NUMEL, DTYPE, DEVICE, GRAD, IS_VAR, REQUIRES_GRAD };
 
@@ -461,7 +461,7 @@ static int to_string(lua_State *L) {
     return 1;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 void xtbind_open_tensor(lua_State *L, struct xtbind *b) {
     static const luaL_Reg metas[] = {{"__gc", collect_box},     {"__newindex", new_index_tensor},

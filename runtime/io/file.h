@@ -28,7 +28,8 @@ struct xt_writer {
 enum xt_status xt_writer_open(struct xt_ctx *ctx, const char *path, struct xt_writer *out);
 enum xt_status xt_writer_put(struct xt_ctx *ctx, struct xt_writer *w, const void *data,
                              size_t bytes);
-/* Syncs, renames, syncs the folder. On failure the temporary file is gone and the old file there. */
+/* Syncs, renames, syncs the folder. On failure the temporary file is gone and the old file
+   there. */
 enum xt_status xt_writer_commit(struct xt_ctx *ctx, struct xt_writer *w);
 void xt_writer_abandon(struct xt_writer *w); /* after commit: nothing */
 

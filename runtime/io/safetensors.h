@@ -1,5 +1,6 @@
 /*
- * safetensors.h: Hugging Face's container: 8 bytes header length, a JSON header, the tensors' bytes.
+ * safetensors.h: Hugging Face's container: 8 bytes header length, a JSON header, the tensors'
+ * bytes.
  *
  * Source: the format's specification in the safetensors repository's README. A file is mapped, its
  * header checked whole before anything is allocated for a tensor: known dtypes, byte ranges that

@@ -1,8 +1,8 @@
 /*
  * shards.h: token shards: files of token ids, mapped, read as one sequence.
  *
- * A shard is a 1024-byte header of little-endian int32 (magic 20240520, version 1: u16 ids or 2: u32
- * ids, count), then the ids: what llm.c and nanoGPT-style tools write.
+ * A shard is a 1024-byte header of little-endian int32 (magic 20240520, version 1: u16 ids or 2:
+ * u32 ids, count), then the ids: what llm.c and nanoGPT-style tools write.
  */
 #ifndef XT_SHARDS_H
 #define XT_SHARDS_H

@@ -2,7 +2,8 @@
  * attention.c: scaled dot-product attention, composed of public ops or tiled.
  *
  * Tiled attention (Dao 2022, FlashAttention) never holds the Sq x Sk scores: it keeps the running
- * maximum and sum of each row, and backward computes the probabilities again from the kept logsumexp.
+ * maximum and sum of each row, and backward computes the probabilities again from the kept
+ * logsumexp.
  */
 #include <math.h>
 
@@ -97,7 +98,8 @@ static enum xt_status check(struct xt_ctx *ctx, const struct xt_op *op, const st
     return XT_OK;
 }
 
-/* ---- tiled ------------------------------------------------------------------------------------ */
+/* ---- tiled
+   ------------------------------------------------------------------------------------ */
 
 static enum xt_status infer_tiled(struct xt_ctx *ctx, const struct xt_op *op,
                                   const struct xt_args *a, struct xt_output *outputs) {
@@ -192,7 +194,8 @@ static const struct xt_op op_tiled = {
     .backward = backward_tiled,
 };
 
-/* ---- composed --------------------------------------------------------------------------------- */
+/* ---- composed
+   --------------------------------------------------------------------------------- */
 
 static enum xt_status infer_softmax(struct xt_ctx *ctx, const struct xt_op *op,
                                     const struct xt_args *a, struct xt_output *outputs) {

@@ -2,8 +2,8 @@
  * loss.c: cross entropy from logits, and from the factors of logits that are never held whole.
  *
  * A loss is f32 (f64 for f64) whatever the dtype of the logits. Rows whose label is the ignored one
- * count nowhere; of no valid label at all the loss is 0 and so are the gradients. A label out of range
- * fails the call, on the CPU before anything is computed.
+ * count nowhere; of no valid label at all the loss is 0 and so are the gradients. A label out of
+ * range fails the call, on the CPU before anything is computed.
  */
 #include "../op.h"
 
@@ -239,7 +239,8 @@ static const struct xt_op xt_op_write_scaled_ = {
     .infer = write_scaled_infer,
 };
 
-/* The weight's gradient, times `by` when there is one, straight into a leaf where that is possible. */
+/* The weight's gradient, times `by` when there is one, straight into a leaf where that is
+   possible. */
 static enum xt_status answer_weight(struct xt_ctx *ctx, struct xt_grads *g, struct xt_tensor *dw,
                                     struct xt_tensor *by) {
     struct xt_tensor *target = NULL, *scaled = NULL;
@@ -290,7 +291,8 @@ static const struct xt_param linear_cross_entropy_params[] = {
 
 /*
  * The gradient of a mean or a sum is linear in the one number that comes from upstream, so both
- * gradients are computed while a block of logits is there: three products in all, and no logits kept.
+ * gradients are computed while a block of logits is there: three products in all, and no logits
+ * kept.
  */
 static const struct xt_op xt_op_linear_cross_entropy = {
     .name = "linear_cross_entropy",

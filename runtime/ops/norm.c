@@ -1,8 +1,9 @@
 /*
- * norm.c: rmsnorm, layernorm and rope. Each backward is one fused internal op, NAME_grad, beside it.
+ * norm.c: rmsnorm, layernorm and rope. Each backward is one fused internal op, NAME_grad, beside
+ * it.
  *
- * The gain may be f32 under a bf16 or f16 x: everything is computed in f32 and rounded where the doc
- * line says so. Gradients of gain and bias leave the kernels in the type of the arithmetic.
+ * The gain may be f32 under a bf16 or f16 x: everything is computed in f32 and rounded where the
+ * doc line says so. Gradients of gain and bias leave the kernels in the type of the arithmetic.
  */
 #include "../op.h"
 

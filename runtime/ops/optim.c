@@ -2,10 +2,11 @@
  * optim.c: optimizer updates over all tensors of a group in one pass.
  *
  * Every update takes `norm`, the 0-dim norm of the raw accumulated gradients, and judges it itself:
- * when norm * grad_scale is not finite, nothing at all is written. The gradient that an update sees is
- *     g * grad_scale * min(1, clip / (norm * grad_scale + 1e-6)),    without the min when clip is 0,
+ * when norm * grad_scale is not finite, nothing at all is written. The gradient that an update sees
+ * is g * grad_scale * min(1, clip / (norm * grad_scale + 1e-6)),    without the min when clip is 0,
  * so that dividing by a token count and clipping cost no pass of their own. Lists repeat groups of
- * tensors; the compute copy at the end of each may be NULL and is otherwise written in the same pass.
+ * tensors; the compute copy at the end of each may be NULL and is otherwise written in the same
+ * pass.
  */
 #include "../op.h"
 
@@ -28,9 +29,9 @@ static bool same_shape(const struct xt_tensor *a, const struct xt_tensor *b) {
 }
 
 /*
- * Groups of `roles`: parameter, gradient, states, copy. `names` has a letter for each; states may be
- * NULL when `stateless`. Gradients have the parameter's dtype, states the arithmetic's: f64 for f64,
- * else f32.
+ * Groups of `roles`: parameter, gradient, states, copy. `names` has a letter for each; states may
+ * be NULL when `stateless`. Gradients have the parameter's dtype, states the arithmetic's: f64 for
+ * f64, else f32.
  */
 static enum xt_status want_groups(struct xt_ctx *ctx, const struct xt_args *args, int roles,
                                   const char *const *names, bool stateless) {

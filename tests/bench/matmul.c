@@ -1,7 +1,7 @@
 /*
  * matmul.c: our products beside plain multi-threaded oneDNN, in the same run, on the shapes of
- * recipes/tiny.lua and two long sums. bf16 is held against oneDNN's f32 product of the same numbers,
- * and against its bf16 primitive where the processor has one.
+ * recipes/tiny.lua and two long sums. bf16 is held against oneDNN's f32 product of the same
+ * numbers, and against its bf16 primitive where the processor has one.
  *
  *     bench_matmul [THREADS [ROUNDS]]
  *

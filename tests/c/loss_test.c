@@ -265,8 +265,8 @@ static void linear_never_holds_the_full_logits(void **state) {
     drop(ctx, (struct xt_tensor *[]){x, w, labels, loss}, 4);
 }
 
-/* bf16 inputs exactly representable: the loss differs from f64's by f32 rounding only, gradients of x
-   by bf16's 2^-9 of the terms summed, weight's by that of dlogits. */
+/* bf16 inputs exactly representable: the loss differs from f64's by f32 rounding only, gradients of
+   x by bf16's 2^-9 of the terms summed, weight's by that of dlogits. */
 static void bf16_takes_f32_losses(void **state) {
     struct xt_ctx *ctx = *state;
     struct xt_tensor *x = made_up(ctx, spec_of(XT_BF16, 2, 40, 16, 0, 0), 1), *wide_x, *wide_w;
@@ -323,7 +323,8 @@ static void no_rows_leave_zero(void **state) {
     drop(ctx, (struct xt_tensor *[]){x, w, labels, loss}, 4);
 }
 
-/* Every allocation fails once: whatever it was, nothing is left behind and the next call succeeds. */
+/* Every allocation fails once: whatever it was, nothing is left behind and the next call
+   succeeds. */
 static void failing_allocations_leave_nothing(void **state) {
     struct xt_ctx *ctx = *state;
     struct xt_tensor *x = made_up(ctx, spec_of(XT_F32, 2, 6, 4, 0, 0), 1);

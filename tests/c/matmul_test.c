@@ -51,7 +51,8 @@ static void want_product(struct xt_ctx *ctx, struct xt_tensor *a, struct xt_tens
     free(z);
 }
 
-/* ---- values ----------------------------------------------------------------------------------- */
+/* ---- values
+   ----------------------------------------------------------------------------------- */
 
 static void golden_values(void **state) {
     struct xt_ctx *ctx = *state;
@@ -145,7 +146,8 @@ static void leading_dimensions_broadcast(void **state) {
         }
 }
 
-/* (B, S, H, D) permuted to (B, H, S, D), a slice with steps left out, an expanded batch: as copies. */
+/* (B, S, H, D) permuted to (B, H, S, D), a slice with steps left out, an expanded batch: as
+   copies. */
 static void any_view_gives_the_bits_of_its_copy(void **state) {
     struct xt_ctx *ctx = *state;
     for (size_t d = 0; d < 3; d++) {
@@ -225,7 +227,8 @@ static void linear_is_a_product_and_a_bias_rounded_once(void **state) {
             }
 }
 
-/* ---- bits ------------------------------------------------------------------------------------- */
+/* ---- bits
+   ------------------------------------------------------------------------------------- */
 
 /* target (+)= a @ b in f32, at several numbers of threads, and a @ b in its own dtype. */
 static void want_bits_at_any_threads(struct xt_ctx *ctx, enum xt_dtype dtype, int64_t m, int64_t n,
@@ -302,7 +305,8 @@ static void batches_have_the_same_bits_at_any_threads(void **state) {
     xt_set_threads(ctx, before);
 }
 
-/* ---- errors ----------------------------------------------------------------------------------- */
+/* ---- errors
+   ----------------------------------------------------------------------------------- */
 
 static void wants(struct xt_ctx *ctx, const char *name, struct xt_tensor *a, struct xt_tensor *b,
                   struct xt_tensor *c, enum xt_status status, const char *text) {
@@ -342,7 +346,8 @@ static void misuse_names_what_was_given(void **state) {
     for (int i = 0; i < 8; i++) xt_tensor_release(ctx, all[i]);
 }
 
-/* ---- gradients -------------------------------------------------------------------------------- */
+/* ---- gradients
+   -------------------------------------------------------------------------------- */
 
 static void gradients_agree_with_differences(void **state) {
     struct xt_ctx *ctx = *state;
@@ -472,7 +477,8 @@ static void a_failed_allocation_leaves_nothing(void **state) {
     xt_tensor_release(ctx, seed);
 }
 
-/* ---- oneDNN ----------------------------------------------------------------------------------- */
+/* ---- oneDNN
+   ----------------------------------------------------------------------------------- */
 
 /* In f32, which every processor multiplies, so that what is declared of its API is exercised. */
 static void onednn_runs_a_product_where_it_is_installed(void **state) {
@@ -483,7 +489,8 @@ static void onednn_runs_a_product_where_it_is_installed(void **state) {
         assert_string_not_equal(library.detail, "");
         skip();
     }
-    /* Room behind the arrays: oneDNN 2.6's f32 kernels load a few rows past the end of a turned a. */
+    /* Room behind the arrays: oneDNN 2.6's f32 kernels load a few rows past the end of a turned
+       a. */
     enum { M = 37, N = 20, K = 55, ROOM = 1024 };
     static float a[M * K + ROOM], b[N * K + ROOM], c[M * N + ROOM];
     for (int i = 0; i < M * K; i++) a[i] = (float)noise(1, i);

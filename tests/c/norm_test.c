@@ -22,7 +22,8 @@ static void both_layouts_of_rope_have_their_values(void **state) {
     drop(ctx, (struct xt_tensor *[]){x, half, interleaved}, 3);
 }
 
-/* Pair 0 of (1, 0) turned by the position gives its cosine: in bf16 too it is that of the exact one. */
+/* Pair 0 of (1, 0) turned by the position gives its cosine: in bf16 too it is that of the exact
+ * one. */
 static void positions_are_never_rounded_to_bf16(void **state) {
     struct xt_ctx *ctx = *state;
     const double cosines[] = {.8193055, -.9080159, -.8431253};
@@ -84,7 +85,8 @@ static void rope_turns_by_the_right_angles(void **state) {
     drop(ctx, (struct xt_tensor *[]){x, p, y}, 3);
 }
 
-/* ---- gradients along one direction ------------------------------------------------------------- */
+/* ---- gradients along one direction
+   ------------------------------------------------------------- */
 
 /* sum(op(inputs) * weights) with every attribute at its default. */
 static struct xt_tensor *score(struct xt_ctx *ctx, const char *name, struct xt_tensor *const *in,

@@ -33,7 +33,7 @@ describe("schedule", function()
       values(schedule.linear { peak = 1, warmup = 2, total = 6 }, 6))
   end)
 
-  it("wsd stays at the peak and falls over the decay part, one part above min at the end", function()
+  it("wsd stays at the peak and falls over the decay part, one part above min last", function()
     near({ .25, .5, .75, 1, 1, 1, 1, .75, .5, .25 },
       values(schedule.wsd { peak = 1, min = 0, warmup = 4, total = 10, decay = 4 }, 10))
     near({ .25, .5, .75, 1, 1, 1, 1, 1, 1, 1 },

@@ -1,4 +1,5 @@
--- Checkpoint segments: recompute gives the same bits, holds less, and refuses what would change them.
+-- Checkpoint segments: recompute gives the same bits, holds less, and refuses what would change
+-- them.
 local xt = require "xtrain"
 
 -- Two layers with dropout: what is inside a segment of a real model.
