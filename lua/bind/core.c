@@ -378,7 +378,7 @@ static struct xt_segment_options segment_options(lua_State *L) {
     return options;
 }
 
-/* xt.checkpoint([options,] fn, ... [, options]): fn is called once; backward replays its records. */
+/* xt.checkpoint([options,] fn, ... [, options]): fn is called once; backward replays records. */
 static int checkpoint(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_segment_options options = segment_options(L);

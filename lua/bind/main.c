@@ -237,8 +237,8 @@ static int run_job(lua_State *L) {
     return 0;
 }
 
-/* A thread that waits for another one sleeps soon: where other programs run too, spinning makes a step
-   several times slower. OpenMP reads this before main, hence the second start. */
+/* A thread that waits for another one sleeps soon: where other programs run too, spinning makes a
+   step several times slower. OpenMP reads this before main, hence the second start. */
 static void calm_threads(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);

@@ -169,8 +169,6 @@ static int require_embedded(lua_State *L) {
     return 1;
 }
 
-#pragma weak xtbind_tokenizer /* until it is there */
-
 static void preload_library(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
     for (const struct xt_embedded *file = xt_embedded_files; file->name; file++) {
@@ -182,7 +180,6 @@ static void preload_library(lua_State *L) {
         {"json", xtbind_json}, {"safetensors", xtbind_safetensors}, {"data", xtbind_data},
         {"file", xtbind_file}, {"tokenizer", xtbind_tokenizer},     {NULL, NULL}};
     for (const luaL_Reg *part = parts; part->name; part++) {
-        if (!part->func) continue;
         lua_pushfstring(L, "xtrain.core.%s", part->name);
         lua_pushcfunction(L, part->func);
         lua_settable(L, -3);

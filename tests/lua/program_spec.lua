@@ -161,7 +161,7 @@ describe("xtrain", function()
 
   -- A terminal for the prompt comes from script(1).
   if os.execute("command -v script > /dev/null") then
-    it("prompts, goes on while input is incomplete, prints results and keeps the last one", function()
+    it("prompts, goes on while input is incomplete, prints results, keeps the last", function()
       local saved = program
       local lines = "1 + 2\n_ * 2\nfor i = 7, 7 do\nprint(i * 11)\nend\nerror 'x'\n=5\n"
         .. "xt.tensor{1}\n"
