@@ -63,6 +63,7 @@ unary("tanh")
 unary("sigmoid")
 unary("relu", { away = 0.1 })
 unary("silu")
+unary("softplus")
 unary("erf")
 unary("gelu", nil, {
   call = function(op, x) return op(x) + op(x, { approx = "none" }) end, bf16 = 6,
@@ -183,6 +184,11 @@ row("unsqueeze", { inputs = { { 3, 2 } }, call = function(op, x) return op(x, 2)
   also = { { { 1, 1 } } }, empty = { { { 0, 2 } } } })
 row("squeeze", { inputs = { { 3, 1, 2 } }, call = function(op, x) return op(x, 2) end,
   also = { { { 1, 1 } } }, empty = { { { 0, 1 } } } })
+row("flip", {
+  inputs = { { 3, 4, 2 } }, call = function(op, x) return op(x, 2) + op(x, -1) end,
+  also = { { { 1, 1 } }, { { 2, 5 } } }, empty = { { { 0, 4 } } },
+  wrong = { { { 3 }, says = "x has 1 dimension" } },
+})
 unary("contiguous")
 unary("clone")
 row("concat", {

@@ -300,6 +300,26 @@ static enum xt_status repeat_kv_grad(struct xt_ctx *ctx, const struct xt_launch 
 
 /* ---- full, arange ---------------------------------------------------------------------------- */
 
+/* y[o][i] = x[o][n - 1 - i]: rows of what stands behind dim, `outer` times n of them. */
+static enum xt_status flip(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *x = l->in[0];
+    int dim = (int)l->attrs[0].i;
+    int64_t n = x->ndim ? x->shape[dim] : 1, inner = 1, total = xt_numel(x);
+    if (!total) return XT_OK;
+    for (int d = dim + 1; d < x->ndim; d++) inner *= x->shape[d];
+    size_t bytes = (size_t)inner * xt_dtype_bytes(x->dtype);
+    const char *from = xt_data(x);
+    char *to = xt_data(l->out[0]);
+    int64_t rows = total / inner;
+    int threads = total > XT_CPU_GRAIN ? xt_threads(ctx) : 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t source = r / n * n + n - 1 - r % n;
+        memcpy(to + (size_t)r * bytes, from + (size_t)source * bytes, bytes);
+    }
+    return XT_OK;
+}
+
 static enum xt_status full(struct xt_ctx *ctx, const struct xt_launch *l) {
     static const int64_t one[1] = {1}, none[1] = {0};
     const struct xt_tensor *y = l->out[0];
@@ -350,6 +370,7 @@ static enum xt_status arange(struct xt_ctx *ctx, const struct xt_launch *l) {
 const struct xt_kernel XT_CPU(shape_kernels)[] = {
     {"contiguous", XT_ANY, XT_STRIDED, contiguous},
     {"clone", XT_ANY, XT_STRIDED, contiguous},
+    {"flip", XT_ANY, XT_CONTIGUOUS, flip},
     {"concat", XT_ANY, XT_STRIDED, concat},
     {"stack", XT_ANY, XT_STRIDED, stack},
     {"slice_grad", XT_ANY, XT_STRIDED, slice_grad},

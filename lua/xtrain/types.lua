@@ -291,6 +291,15 @@ function xt.silu(x) end
 ---@return xt.tensor
 function tensor:silu() end
 
+--- log(1 + e^x)
+---@param x xt.tensor|number
+---@return xt.tensor
+function xt.softplus(x) end
+
+--- log(1 + e^x)
+---@return xt.tensor
+function tensor:softplus() end
+
 --- error function: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x
 ---@param x xt.tensor|number
 ---@return xt.tensor
@@ -704,6 +713,17 @@ function tensor:contiguous() end
 ---@param x xt.tensor|number
 ---@return xt.tensor
 function xt.clone(x) end
+
+--- x with the order along dim reversed
+---@param x xt.tensor|number
+---@param dim integer
+---@return xt.tensor
+function xt.flip(x, dim) end
+
+--- x with the order along dim reversed
+---@param dim integer
+---@return xt.tensor
+function tensor:flip(dim) end
 
 --- the tensors one after another along dim; other sizes are equal
 ---@param tensors xt.tensor[]

@@ -554,6 +554,29 @@ static const struct xt_op xt_op_clone = {
     .backward = pass_back,
 };
 
+/* ---- flip ------------------------------------------------------------------------------------ */
+
+static enum xt_status flip_back(struct xt_ctx *ctx, struct xt_grads *g);
+
+static const struct xt_param flip_params[] = {
+    {.name = "x"}, {.name = "dim", .kind = XT_P_DIM}, {0}};
+
+static const struct xt_op xt_op_flip = {
+    .name = "flip",
+    .doc = "x with the order along dim reversed",
+    .params = flip_params,
+    .n_outputs = 1,
+    .infer = like_infer,
+    .backward = flip_back,
+};
+
+static enum xt_status flip_back(struct xt_ctx *ctx, struct xt_grads *g) {
+    struct xt_args args;
+    xt_args_init(&args, &xt_op_flip, g->grad_out, 1);
+    args.attrs[0] = xt_call_attrs(g->call)[0];
+    return xt_call_run(ctx, &xt_op_flip, &args, g->grad_in);
+}
+
 /* ---- concat, stack --------------------------------------------------------------------------- */
 
 /* All inputs have the dtype and, dimension `except` (-1: none) aside, the shape of the first. */
@@ -762,23 +785,8 @@ static const struct xt_op xt_op_arange = {
 };
 
 xt_op_list xt_ops_shape = {
-    &xt_op_reshape,
-    &xt_op_transpose,
-    &xt_op_permute,
-    &xt_op_slice,
-    &xt_op_select,
-    &xt_op_expand,
-    &xt_op_unsqueeze,
-    &xt_op_squeeze,
-    &xt_op_contiguous,
-    &xt_op_clone,
-    &xt_op_concat,
-    &xt_op_stack,
-    &xt_op_repeat_kv,
-    &xt_op_view,
-    &xt_op_slice_grad,
-    &xt_op_repeat_kv_grad,
-    &xt_op_full,
-    &xt_op_arange,
-    NULL,
+    &xt_op_reshape,    &xt_op_transpose,      &xt_op_permute, &xt_op_slice,      &xt_op_select,
+    &xt_op_expand,     &xt_op_unsqueeze,      &xt_op_squeeze, &xt_op_contiguous, &xt_op_clone,
+    &xt_op_flip,       &xt_op_concat,         &xt_op_stack,   &xt_op_repeat_kv,  &xt_op_view,
+    &xt_op_slice_grad, &xt_op_repeat_kv_grad, &xt_op_full,    &xt_op_arange,     NULL,
 };
