@@ -13,11 +13,11 @@
 
 #include "cpu.h"
 
-#define BLOCK 512    /* elements gathered or converted at a time */
+#define BLOCK 1024   /* elements gathered or converted at a time */
 #define SHORT_ROW 64 /* rows shorter than this are gathered together into blocks */
 /* A block of rows and columns, where an operand lies across: as many columns as fill a cache
    line. */
-#define PATCH_ROWS 32
+#define PATCH_ROWS 64
 #define PATCH_COLS (BLOCK / PATCH_ROWS)
 #define MAX_IN 4
 #define MAX_OUT 2
@@ -296,6 +296,10 @@ static void move_patch(const struct loop *l, const struct operand *o, const int6
     int64_t lines = by_cols ? cols : rows, n = by_cols ? rows : cols;
     int64_t step = by_cols ? cs : rs, stride = by_cols ? rs : cs;
     int64_t block_step = by_cols ? 1 : cols, block_stride = by_cols ? cols : 1;
+    /* All lines at once, for each is a miss of its own. */
+    for (int64_t i = 0; i < lines && by_cols; i++)
+        for (int64_t far = 0; far < n * bytes; far += 64)
+            __builtin_prefetch(memory + i * step * bytes + far);
     for (int64_t i = 0; i < lines; i++) {
         char *m = memory + i * step * bytes, *b = block + i * block_step * bytes;
         if (put)
