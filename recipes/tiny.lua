@@ -23,7 +23,7 @@ local run = xt.recipe {
   dropout = 0.0,
   recompute = "none", -- "block": less memory, more time
 
-  steps = 900,
+  steps = 600,
   batch = 8, -- sequences a step
   seq = 128, -- tokens a sequence
   lr = 3e-3, -- peak of the learning rate
@@ -32,8 +32,8 @@ local run = xt.recipe {
   clip = 1.0, -- largest norm of the gradients
 
   log_every = 20,
-  eval_every = 300,
-  save_every = 300,
+  eval_every = 200,
+  save_every = 200,
   prompt = "And God said", -- the sample begins with this
 }
 
@@ -81,7 +81,8 @@ for step in run:steps() do
   run:log(step, { lr = lr(step), grad_norm = norm })
 
   if run:due(step, run.eval_every) then
-    run:log(step, { held_out = xt.data.evaluate(model, held_out) })
+    local loss = xt.data.evaluate(model, held_out, 16) -- of 16 batches; all of them at the end
+    run:log(step, { held_out = loss })
   end
   if run:due(step, run.save_every) then run:save(step) end
 end
