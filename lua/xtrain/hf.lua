@@ -225,6 +225,9 @@ end
 function M.save(dir, model, tokenizer, given)
   local opts = options.read("hf.save", given, { dtype = "f32" })
   local names = { f32 = "float32", bf16 = "bfloat16", f16 = "float16" }
+  if model.config.rope_layout == "interleaved" then
+    fail("hf.save: Hugging Face folders want rope_layout 'half', this model has 'interleaved'")
+  end
   options.choice("hf.save", "dtype", opts.dtype, { "f32", "bf16", "f16" })
   local torch_dtype = names[opts.dtype]
   local ok, message = file.mkdir(dir)

@@ -35,6 +35,7 @@ function progress:show(text)
     io.stderr:write(text, "\n")
     return
   end
+  text = text:sub(1, file.columns() - 1) -- a line that wraps cannot be rewritten
   local blank = (" "):rep(math.max(0, self.width - #text))
   io.stderr:write("\r", text, blank)
   io.stderr:flush()

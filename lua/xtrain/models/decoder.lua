@@ -22,8 +22,8 @@ local function new_block(index, o)
   local self = setmetatable({ index = index, dropout = o.dropout }, block)
   self.attn_norm = nn.rmsnorm { dim = o.dim, eps = o.eps, device = o.device }
   self.attn = nn.attention { dim = o.dim, heads = o.heads, kv_heads = o.kv_heads,
-    head_dim = o.head_dim, rope_theta = o.rope_theta, qk_norm = o.qk_norm, eps = o.eps,
-    impl = o.attention, seed = false, device = o.device }
+    head_dim = o.head_dim, rope_theta = o.rope_theta, rope_layout = o.rope_layout,
+    qk_norm = o.qk_norm, eps = o.eps, impl = o.attention, seed = false, device = o.device }
   self.mlp_norm = nn.rmsnorm { dim = o.dim, eps = o.eps, device = o.device }
   self.mlp = nn.swiglu { dim = o.dim, ffn = o.ffn, seed = false, device = o.device }
   return self
@@ -72,9 +72,9 @@ end
 local function known(qk_norm)
   return { vocab = options.required, dim = options.required, layers = options.required,
     heads = options.required, kv_heads = options.optional, head_dim = options.optional,
-    ffn = options.required, rope_theta = 10000.0, eps = 1e-6, tied = false, qk_norm = qk_norm,
-    dropout = 0.0, seed = options.optional, recompute = "none", attention = "auto",
-    dtype = "f32", device = options.optional }
+    ffn = options.required, rope_theta = 10000.0, rope_layout = "half", eps = 1e-6,
+    tied = false, qk_norm = qk_norm, dropout = 0.0, seed = options.optional, recompute = "none",
+    attention = "auto", dtype = "f32", device = options.optional }
 end
 
 -- ids (B, S) integers -> (B, S, D), normalised, in the compute dtype. opts: {seed, cache}.
@@ -136,7 +136,8 @@ end
 
 -- qwen3{vocab, dim, layers, heads, kv_heads = heads, head_dim = dim / heads, ffn, rope_theta = 1e4,
 -- eps = 1e-6, tied = false, qk_norm = true, dropout = 0, seed = 0, recompute = "none"|"block"|
--- "selective", attention = "auto"|"composed"|"flash", dtype = "f32"|"bf16", device}
+-- "selective", attention = "auto"|"composed"|"flash", dtype = "f32"|"bf16", device,
+-- rope_layout = "half"|"interleaved"}
 -- seed = false leaves the weights zero, for a caller that loads them.
 local function qwen3(given)
   local o = options.read("models.qwen3", given, known(true))
