@@ -1,4 +1,4 @@
--- A trained model of 260 K parameters, in llama2.c's .bin layout: a wrong rotation, head order or norm
+-- A trained model of 260 K parameters in llama2.c's .bin layout: a wrong rotation, head order or norm
 -- turns its prose into noise. Reads ../shared/data and ../shared/fixtures; pending without them.
 local xt = require "xtrain"
 
