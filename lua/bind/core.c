@@ -336,9 +336,16 @@ static int grad(lua_State *L) {
     return 1;
 }
 
+static void check_callable(lua_State *L, const char *who) {
+    if (lua_isfunction(L, 1)) return;
+    if (!luaL_getmetafield(L, 1, "__call"))
+        xtbind_error(L, "%s: fn is %s, wanted a function", who, xtbind_kind(L, 1));
+    lua_pop(L, 1);
+}
+
 static int no_grad(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    if (lua_isnone(L, 1)) xtbind_error(L, "no_grad: wanted a function");
+    check_callable(L, "no_grad");
     xt_no_grad_push(b->ctx);
     int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
     xt_no_grad_pop(b->ctx);
@@ -383,7 +390,7 @@ static int checkpoint(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_segment_options options = segment_options(L);
     struct xt_segment *segment = NULL;
-    if (lua_isnone(L, 1)) xtbind_error(L, "checkpoint: wanted a function");
+    check_callable(L, "checkpoint");
     xtbind_check(L, xt_segment_begin(b->ctx, &options, &segment));
     int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
     if (status != LUA_OK) {

@@ -274,6 +274,9 @@ static int unknown_option(lua_State *L, const struct reading *r, int key) {
     int n = 0;
     for (const struct xt_param *p = r->op->params; p->name; p++)
         if (p->named || p->optional) names[n++] = p->name;
+    if (lua_type(L, key) != LUA_TSTRING && !(r->given & 1u))
+        return xtbind_error(L, "%s: %s is a table, wanted a tensor: xt.tensor{...} makes one",
+                            r->op->name, r->op->params->name);
     if (lua_type(L, key) != LUA_TSTRING)
         return xtbind_error(L, "%s: options are named, but the table has the key %s", r->op->name,
                             luaL_tolstring(L, key, NULL));

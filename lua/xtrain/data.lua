@@ -43,7 +43,7 @@ tokens.__name = "data.tokens"
 -- A file that cannot be read: nil, message.
 function M.tokens(given)
   local o = options.read("data.tokens", given, { files = options.required,
-    seq = options.required, batch = 1, seed = 0, accum = 1, rank = 0, world = 1 })
+    seq = options.size, batch = 1, seed = 0, accum = 1, rank = 0, world = 1 })
   local files = type(o.files) == "string" and { o.files } or o.files
   local handle, message = core.open(files)
   if not handle then return nil, message end

@@ -60,6 +60,9 @@ local function generate(model, ids, given)
   local o = options.read("generate", given, { max = 64, temperature = 1.0,
     top_k = options.optional, top_p = options.optional, min_p = options.optional, seed = 0,
     stop = options.optional, on_token = options.optional })
+  if type(model) ~= "table" or not model.cache then
+    fail(("generate: the first argument is a %s, wanted a model"):format(type(model)))
+  end
   if o.temperature < 0 then fail("generate: temperature is below 0: " .. o.temperature) end
   local stop = stop_set(o.stop)
   return nn.evaluating(model, function()

@@ -81,6 +81,15 @@ for name, part in pairs(parts) do
   if type(part) == "string" and embedded["xtrain." .. name] then parts[name] = "xtrain." .. name end
 end
 
+-- A misspelt name is an error at the user's line, which names the nearest known one.
+local function unknown(name)
+  if type(name) ~= "string" or name:find "^_" then return nil end
+  local options = require "xtrain.options"
+  local known = options.names(xt)
+  for _, other in ipairs(options.names(parts)) do known[#known + 1] = other end
+  core.fail(options.no_field("xtrain", name, known))
+end
+
 -- A module that is one function serves as the field of that name itself.
 local function load_part(part)
   if type(part) == "string" then return require(part) end
@@ -89,14 +98,19 @@ local function load_part(part)
   return module
 end
 
+-- Parts that are tables of functions: a name they do not have is an error that says so.
+local strict = { nn = true, models = true, optim = true, schedule = true, data = true,
+  tokenizer = true, safetensors = true, hf = true }
+
 setmetatable(xt, {
   __names = parts, -- for completion
   __index = function(_, name)
     local part = parts[name]
-    if part == nil then return nil end
+    if part == nil then return unknown(name) end
     local module = type(part) == "table" and part[1] or part
     if not embedded[module] and not package.preload[module] then return nil end
     local value = load_part(part)
+    if strict[name] then require("xtrain.options").strict(value, "xt." .. name) end
     rawset(xt, name, value)
     return value
   end,

@@ -157,7 +157,7 @@ local linear = M.class("linear")
 
 -- linear{d_in, d_out, bias = false, seed, device}: y = x W^T + b, x (..., d_in) -> (..., d_out).
 function M.linear(given)
-  local o = options.read("nn.linear", given, { d_in = options.required, d_out = options.required,
+  local o = options.read("nn.linear", given, { d_in = options.size, d_out = options.size,
     bias = false, seed = options.optional, device = options.optional })
   local self = setmetatable({}, linear)
   self.weight = zeros({ o.d_out, o.d_in }, o)
@@ -173,8 +173,8 @@ local embedding = M.class("embedding")
 
 -- embedding{vocab, dim, seed, device}: rows of a table, ids (...) -> (..., dim).
 function M.embedding(given)
-  local o = options.read("nn.embedding", given, { vocab = options.required,
-    dim = options.required, seed = options.optional, device = options.optional })
+  local o = options.read("nn.embedding", given, { vocab = options.size,
+    dim = options.size, seed = options.optional, device = options.optional })
   local self = setmetatable({}, embedding)
   self.weight = zeros({ o.vocab, o.dim }, o)
   return finish(self, o, 0.02)
@@ -192,7 +192,7 @@ local rmsnorm = M.class("rmsnorm")
 -- rmsnorm{dim, eps = 1e-6}: x / sqrt(mean(x^2) + eps) * gain over the last dimension. The gain
 -- stays f32 whatever x is.
 function M.rmsnorm(given)
-  local o = options.read("nn.rmsnorm", given, { dim = options.required, eps = 1e-6,
+  local o = options.read("nn.rmsnorm", given, { dim = options.size, eps = 1e-6,
     seed = options.optional, device = options.optional })
   return setmetatable({ weight = gain(o.dim, o), eps = o.eps }, rmsnorm)
 end
@@ -203,7 +203,7 @@ local layernorm = M.class("layernorm")
 
 -- layernorm{dim, eps = 1e-5}: (x - mean) / sqrt(variance + eps) * gain + bias, last dimension.
 function M.layernorm(given)
-  local o = options.read("nn.layernorm", given, { dim = options.required, eps = 1e-5,
+  local o = options.read("nn.layernorm", given, { dim = options.size, eps = 1e-5,
     seed = options.optional, device = options.optional })
   return setmetatable({ weight = gain(o.dim, o), bias = zeros({ o.dim }, o), eps = o.eps },
     layernorm)
@@ -215,7 +215,8 @@ local dropout = M.class("dropout")
 
 -- dropout{p}: drops elements in training mode only, by the seed that the caller passes.
 function M.dropout(given)
-  local o = options.read("nn.dropout", given, { p = options.required })
+  local o = options.read("nn.dropout", given, { p = options.number })
+  options.probability("nn.dropout", "p", o.p)
   return setmetatable({ p = o.p, training = false }, dropout)
 end
 
@@ -231,8 +232,8 @@ local attention = M.class("attention")
 -- rope_layout = "half", qk_norm = false, eps = 1e-6, causal = true, impl = "auto"}: self-attention
 -- with rotary positions, x (B, S, dim) -> (B, S, dim). rope_theta = false: no rotation.
 function M.attention(given)
-  local o = options.read("nn.attention", given, { dim = options.required,
-    heads = options.required, kv_heads = options.optional, head_dim = options.optional,
+  local o = options.read("nn.attention", given, { dim = options.size,
+    heads = options.size, kv_heads = options.optional_size, head_dim = options.optional_size,
     rope_theta = options.optional, rope_layout = "half", qk_norm = false, eps = 1e-6,
     causal = true, impl = "auto", seed = options.optional, device = options.optional })
   local kv_heads = o.kv_heads or o.heads
@@ -282,7 +283,7 @@ local swiglu = M.class("swiglu")
 
 -- swiglu{dim, ffn}: W_down (silu(W_gate x) * W_up x), x (..., dim) -> (..., dim).
 function M.swiglu(given)
-  local o = options.read("nn.swiglu", given, { dim = options.required, ffn = options.required,
+  local o = options.read("nn.swiglu", given, { dim = options.size, ffn = options.size,
     seed = options.optional, device = options.optional })
   local self = setmetatable({}, swiglu)
   self.gate = zeros({ o.ffn, o.dim }, o)

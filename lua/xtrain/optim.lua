@@ -54,11 +54,11 @@ end
 local methods = {}
 
 local function check_params(what, params)
-  if type(params) ~= "table" or (params[1] ~= nil and type(params[1]) ~= "table") then
+  if type(params) ~= "table" or (#params == 0 and next(params) ~= nil) then
     fail(what .. ": the first argument is a list of parameters: xt.nn.params(model)")
   end
   for i, param in ipairs(params) do
-    if type(param.name) ~= "string" or not param.tensor then
+    if type(param) ~= "table" or type(param.name) ~= "string" or not param.tensor then
       fail(("%s: parameter %d is no {name = ..., tensor = ...}"):format(what, i))
     end
   end
@@ -127,8 +127,9 @@ local step_options = { clip = 0.0, divisor = options.optional }
 -- gradient stay.
 function methods:step(lr, given)
   local o = options.read(self.kind .. ":step", given, step_options)
-  if type(lr) ~= "number" then
-    fail(("%s:step: lr is a %s, wanted a number"):format(self.kind, type(lr)))
+  if type(lr) ~= "number" or not is_finite(lr) then
+    fail(("%s:step: lr is %s, wanted a finite number"):format(self.kind,
+      lr ~= lr and "NaN" or type(lr) == "number" and tostring(lr) or "a " .. type(lr)))
   end
   local divisor = o.divisor or (active.run and active.run:divisor()) or 1
   return xt.no_grad(function()

@@ -7,6 +7,13 @@ local M = {}
 -- Stand-ins for a default: must be given; may be left out and then is nil.
 M.required = setmetatable({}, { __name = "required" })
 M.optional = setmetatable({}, { __name = "optional" })
+-- The same for sizes, integers of 0 or more, and for numbers.
+M.size = setmetatable({}, { __name = "size" })
+M.optional_size = setmetatable({}, { __name = "optional_size" })
+M.number = setmetatable({}, { __name = "number" })
+
+local MUST_BE_GIVEN = { [M.required] = true, [M.size] = true, [M.number] = true }
+local MAY_BE_NIL = { [M.optional] = true, [M.optional_size] = true }
 
 -- The edit distance of two names: insertions, deletions and changes.
 local function distance(a, b)
@@ -63,7 +70,23 @@ function M.unknown(what, name, known)
     nearest and (" (did you mean '%s'?)"):format(nearest) or "", table.concat(known, ", "))
 end
 
--- given: the caller's table or nil. known: name = default, M.required or M.optional.
+-- What is wanted of a value instead, or nil when it is right.
+local function wanted(value, default)
+  if default == M.required or default == M.optional then return nil end
+  if default == M.size or default == M.optional_size then
+    if math.type(value) == "integer" and value >= 0 then return nil end
+    return "an integer of 0 or more"
+  end
+  local kind = default == M.number and "number" or type(default)
+  if type(value) ~= kind or value ~= value then return "a " .. kind end
+end
+
+local function shown(value)
+  if value ~= value then return "NaN" end
+  return ("%s (a %s)"):format(tostring(value), type(value))
+end
+
+-- given: the caller's table or nil. known: name = default or one of the stand-ins above.
 function M.read(what, given, known)
   if given == nil then given = {} end
   if type(given) ~= "table" then
@@ -76,14 +99,14 @@ function M.read(what, given, known)
   for name, default in pairs(known) do
     local value = given[name]
     if value == nil then
-      if default == M.required then
+      if MUST_BE_GIVEN[default] then
         fail(("%s: option '%s' is missing"):format(what, name))
       end
-      if default ~= M.optional then out[name] = default end
+      if not MAY_BE_NIL[default] then out[name] = default end
     else
-      if default ~= M.required and default ~= M.optional and type(default) ~= type(value) then
-        fail(("%s: option '%s' is %s (a %s), wanted a %s"):format(what, name, tostring(value),
-          type(value), type(default)))
+      local instead = wanted(value, default)
+      if instead then
+        fail(("%s: option '%s' is %s, wanted %s"):format(what, name, shown(value), instead))
       end
       out[name] = value
     end
@@ -98,6 +121,26 @@ function M.choice(what, name, value, choices)
   end
   fail(("%s: option '%s' is '%s', wanted one of %s"):format(what, name, tostring(value),
     table.concat(choices, ", ")))
+end
+
+-- An option that is a probability.
+function M.probability(what, name, value)
+  if type(value) == "number" and value >= 0 and value <= 1 then return value end
+  fail(("%s: option '%s' is %s, wanted a number from 0 to 1"):format(what, name, shown(value)))
+end
+
+-- The sentence about a field that is not there.
+function M.no_field(what, name, known)
+  local nearest = M.nearest(name, known)
+  return ("%s has no '%s'%s"):format(what, name,
+    nearest and (" (did you mean '%s'?)"):format(nearest) or "")
+end
+
+-- Makes asking a table of the library for what it does not have an error at the user's line.
+function M.strict(t, what)
+  return setmetatable(t, { __index = function(self, name)
+    if type(name) == "string" then fail(M.no_field(what, name, M.names(self))) end
+  end })
 end
 
 return M

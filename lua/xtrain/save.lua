@@ -174,7 +174,7 @@ function M.load_model(path, opts)
   local info
   info, message = M.info(dir)
   if not info then return nil, message end
-  local make = info.model and require("xtrain.models")[info.model.kind]
+  local make = info.model and rawget(require "xtrain.models", info.model.kind)
   if not make then
     return nil, dir .. ": the recipe's model is its own; only its recipe can load it"
   end

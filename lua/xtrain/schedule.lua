@@ -24,7 +24,7 @@ end
 -- constant{peak, warmup = 0}: the peak, after warm-up. constant(3e-4) is the same without one.
 function M.constant(given)
   if type(given) == "number" then given = { peak = given } end
-  local o = checked("constant", given, { peak = options.required, warmup = 0 })
+  local o = checked("constant", given, { peak = options.number, warmup = 0 })
   return function(step)
     return o.peak * (warming(o, step) or 1)
   end
@@ -33,7 +33,7 @@ end
 -- cosine{peak, min = 0, warmup = 0, total}: half a cosine from the peak to min at step total.
 function M.cosine(given)
   local o = checked("cosine", given,
-    { peak = options.required, min = 0, warmup = 0, total = options.required })
+    { peak = options.number, min = 0, warmup = 0, total = options.number })
   return function(step)
     local warm = warming(o, step)
     if warm then return o.peak * warm end
@@ -46,7 +46,7 @@ end
 -- linear{peak, min = 0, warmup = 0, total}: a straight line from the peak to min at step total.
 function M.linear(given)
   local o = checked("linear", given,
-    { peak = options.required, min = 0, warmup = 0, total = options.required })
+    { peak = options.number, min = 0, warmup = 0, total = options.number })
   return function(step)
     local warm = warming(o, step)
     if warm then return o.peak * warm end
@@ -58,7 +58,7 @@ end
 -- fall in a line: the first of them still has the peak, the last is one `decay`-th above min.
 function M.wsd(given)
   local o = checked("wsd", given,
-    { peak = options.required, min = 0, warmup = 0, total = options.required, decay = 0 })
+    { peak = options.number, min = 0, warmup = 0, total = options.number, decay = 0 })
   return function(step)
     local warm = warming(o, step)
     if warm then return o.peak * warm end

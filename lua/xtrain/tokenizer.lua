@@ -40,7 +40,7 @@ end
 -- gives the same vocabulary: of pairs seen equally often the one with the lowest ids is merged.
 function M.train(given)
   local o = options.read("tokenizer.train", given, { files = options.required,
-    vocab = options.required, pattern = "gpt2", special = {} })
+    vocab = options.size, pattern = "gpt2", special = {} })
   choice("tokenizer.train", "pattern", o.pattern, PATTERNS)
   local files = type(o.files) == "string" and { o.files } or o.files
   if type(files) ~= "table" or #files == 0 then

@@ -95,7 +95,7 @@ local function check_greedy(name)
   end
 end
 
-for _, name in ipairs { "qwen3-mha", "qwen3-gqa", "llama-gqa" } do
+for _, name in ipairs { "qwen3-mha", "qwen3-gqa", "llama-gqa", "gpt2" } do
   describe("parity with PyTorch: " .. name, function()
     local function test(title, fn)
       it(title, function()
