@@ -72,11 +72,17 @@ local function check_steps(name, opts)
     assert.is_true(math.abs(norm:item() - norms[step]) <= 1e-3 * norms[step],
       ("norm of step %d: %.9g, wanted %.9g"):format(step, norm:item(), norms[step]))
   end
-  -- Where a gradient is near 0, AdamW's first steps divide noise by noise and move by up to lr.
+  -- Where a gradient is near 0, AdamW's first steps divide noise by noise and move by up to lr: so
+  -- the mean is compared. The biases of GPT-2's keys are left out: softmax does not see what is
+  -- added to all keys, and their gradient is noise alone.
   for their_name, tensor in pairs(xt.hf.state(model)) do
-    local wanted = reference["after20." .. their_name]
-    local mean = xt.mean(xt.abs(tensor:detach() - wanted)):item()
-    assert.is_true(mean <= 1e-2 * meta.adamw.lr, their_name .. " moved apart by " .. mean)
+    local apart = xt.abs(tensor:detach() - reference["after20." .. their_name])
+    if their_name:find "c_attn%.bias$" then
+      local dim = model.config.dim
+      apart = xt.concat { apart:slice(1, 1, dim), apart:slice(1, 2 * dim + 1, 3 * dim) }
+    end
+    local mean = xt.mean(apart):item()
+    assert.is_true(mean <= 1e-3 * meta.adamw.lr, their_name .. " moved apart by " .. mean)
   end
 end
 
@@ -115,7 +121,9 @@ for _, name in ipairs { "qwen3-mha", "qwen3-gqa", "llama-gqa", "gpt2" } do
       end
     end
     test("20 AdamW steps", function() check_steps(name) end)
-    test("20 AdamW steps with recompute", function() check_steps(name, { recompute = "block" }) end)
+    test("20 AdamW steps: composed attention, recompute", function()
+      check_steps(name, { attention = "composed", recompute = "block" })
+    end)
     test("greedy continuation", function() check_greedy(name) end)
   end)
 end
