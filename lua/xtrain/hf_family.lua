@@ -179,6 +179,9 @@ local function write_gpt2(c)
     attn_pdrop = 0.0, embd_pdrop = 0.0, resid_pdrop = 0.0,
     scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false,
     reorder_and_upcast_attn = false,
+    -- Absent means 50256, which may lie beyond the vocabulary.
+    bos_token_id = c.vocab <= 50256 and json.null or nil,
+    eos_token_id = c.vocab <= 50256 and json.null or nil,
   }
 end
 

@@ -46,14 +46,14 @@ local function load_bin(text, more)
   return model
 end
 
--- tok512.bin: i32 longest, then for each id f32 score, i32 length, bytes. Characters are merged pair
--- by pair, the pair of the highest score first; ids 3 .. 258 stand for the 256 bytes.
+-- tok512.bin: i32 longest, then for each id f32 score, i32 length, bytes. Characters are merged
+-- pair by pair, the pair of the highest score first; ids 3 .. 258 stand for the 256 bytes.
 local function load_tokenizer(text)
   local pieces, scores, ids, at = {}, {}, {}, 5
   while at <= #text do
-    local id, score, piece = #pieces + 1, nil, nil
-    score, piece, at = ("<fs4"):unpack(text, at)
-    pieces[id], scores[piece], ids[piece] = piece, score, ids[piece] or id - 1
+    local score, piece, next_at = ("<fs4"):unpack(text, at)
+    pieces[#pieces + 1], scores[piece], at = piece, score, next_at
+    ids[piece] = ids[piece] or #pieces - 1
   end
   local tok = {}
   function tok.encode(words)
