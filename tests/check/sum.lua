@@ -37,14 +37,10 @@ for name, attributes, body in xml:gmatch('<testcase name="([^"]*)"(.-)>(.-)</tes
   local passed, failed, skipped = busted(output)
   if not passed then passed, failed, skipped = cmocka(output) end
   if not passed then
-    passed, failed, skipped = 0, 0, 0
-    if status == "run" then
-      status = "fail"
-      print(name .. ": ended without its closing line")
-    end
-  end
-  if status ~= "run" and failed == 0 then
-    print(name .. ": crashed or ran out of time")
+    print(name .. ": ended without its closing line")
+    passed, failed, skipped = 0, 1, 0
+  elseif status ~= "run" and failed == 0 then
+    print(name .. ": all its tests passed, and then it failed")
     failed = 1
   end
   sum.passed = sum.passed + passed
