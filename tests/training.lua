@@ -32,8 +32,8 @@ end
 
 -- Pieces of words in an order that never repeats: a text that takes a vocabulary of some hundreds.
 function M.text(bytes)
-  local parts = { "the ", "lord ", "said", " unto", " them", ", and", " it was", " so", ".\n", "of ",
-    "land", "s ", "he", "ir ", "sea ", "wh", "o ", "ing ", "day", "ea", "rth ", "not ", "th", "y " }
+  local parts = { "the ", "lord ", "said", " unto", " them", ", and", " it was", " so", ".\n",
+    "of ", "land", "s ", "he", "ir ", "sea ", "wh", "o ", "ing ", "day", "ea", "rth ", "not ", "th", "y " }
   local out, size = {}, 0
   while size < bytes do
     local part = parts[1 + (xt.seed(7, #out) >> 1) % #parts]

@@ -90,6 +90,9 @@ bool xtbind_to_int(lua_State *L, int index, int64_t *out);
 const char *xtbind_kind(lua_State *L, int index); /* "a string", "f32 2x3", "the number 0.5" */
 /* "'a', 'b', 'c'", nearest to `given` first, as a string on the stack. */
 const char *xtbind_nearest(lua_State *L, const char *given, const char *const *names, int n);
+
+/* The string key of a table that is nearest to a misspelt name, or NULL when none is near. */
+const char *xtbind_near(lua_State *L, const char *given, int table);
 const char *xtbind_signature(lua_State *L, const struct xt_op *op); /* pushed */
 void xtbind_open_op(lua_State *L, struct xtbind *b);
 

@@ -77,6 +77,23 @@ const char *xtbind_nearest(lua_State *L, const char *given, const char *const *n
     return lua_tostring(L, -1);
 }
 
+const char *xtbind_near(lua_State *L, const char *given, int table) {
+    const char *best = NULL;
+    int least = strlen(given) < 4 ? 2 : 3;
+    lua_pushnil(L);
+    while (lua_next(L, table)) {
+        lua_pop(L, 1);
+        const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL;
+        int d = name ? edit_distance(given, name) : least;
+        /* Of equally near ones the first by byte, whatever the order of the table. */
+        if (d < least || (best && d == least && strcmp(name, best) < 0)) {
+            least = d;
+            best = name;
+        }
+    }
+    return best;
+}
+
 static int bad_value(lua_State *L, const struct reading *r, const struct xt_param *p, int index,
                      const char *wanted) {
     return xtbind_error(L, "%s: %s is %s, wanted %s", r->op->name, p->name, xtbind_kind(L, index),
@@ -274,7 +291,7 @@ static int unknown_option(lua_State *L, const struct reading *r, int key) {
     int n = 0;
     for (const struct xt_param *p = r->op->params; p->name; p++)
         if (p->named || p->optional) names[n++] = p->name;
-    if (lua_type(L, key) != LUA_TSTRING && !(r->given & 1u))
+    if (lua_type(L, key) != LUA_TSTRING && !(r->given & 1u) && r->op->params->kind == XT_P_TENSOR)
         return xtbind_error(L, "%s: %s is a table, wanted a tensor: xt.tensor{...} makes one",
                             r->op->name, r->op->params->name);
     if (lua_type(L, key) != LUA_TSTRING)

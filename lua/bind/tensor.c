@@ -393,8 +393,13 @@ static int index_tensor(lua_State *L) {
         if (lua_rawget(L, lua_upvalueindex(2)) == LUA_TNUMBER)
             return push_property(L, b, t, lua_tointeger(L, -1));
         if (!lua_isnil(L, -1)) return 1;
+        const char *given = lua_tostring(L, 2);
+        const char *near = xtbind_near(L, given, lua_upvalueindex(2));
+        if (near)
+            xtbind_error(L, "a tensor has no property or method '%s' (did you mean '%s'?)", given,
+                         near);
         xtbind_error(L, "a tensor has no property or method '%s'; methods are called t:%s(...)",
-                     lua_tostring(L, 2), lua_tostring(L, 2));
+                     given, given);
     }
     int64_t i;
     if (!xtbind_to_int(L, 2, &i))

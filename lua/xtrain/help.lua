@@ -149,7 +149,8 @@ local function at_path(path)
   local value = xt
   for name in path:gsub("^xt%.", ""):gmatch("[^.:]+") do
     if type(value) ~= "table" then return nil end
-    value = value[name]
+    local found, field = pcall(function(key) return value[key] end, name)
+    value = found and field or nil -- a name that is not there raises
   end
   return value
 end

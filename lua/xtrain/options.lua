@@ -83,7 +83,8 @@ end
 
 local function shown(value)
   if value ~= value then return "NaN" end
-  return ("%s (a %s)"):format(tostring(value), type(value))
+  if type(value) == "string" then return ("the string '%s'"):format(value) end
+  return type(value) == "number" and tostring(value) or "a " .. type(value)
 end
 
 -- given: the caller's table or nil. known: name = default or one of the stand-ins above.

@@ -94,7 +94,8 @@ static enum xt_status check(struct xt_ctx *ctx, const struct xt_op *op, const st
     }
     double p = a->attrs[DROPOUT].f;
     if (!(p >= 0 && p <= 1))
-        return xt_fail(ctx, XT_ARGUMENT, "dropout is %g, wanted a probability from 0 to 1", p);
+        return xt_fail(ctx, XT_ARGUMENT, "dropout is %g, wanted a probability from 0 to 1",
+                       isnan(p) ? NAN : p);
     return XT_OK;
 }
 

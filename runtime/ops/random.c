@@ -5,6 +5,7 @@
 #include "../op.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #define TEXT_BYTES 160
@@ -18,7 +19,7 @@ static enum xt_status want_seed(struct xt_ctx *ctx, const struct xt_tensor *seed
 
 static enum xt_status want_probability(struct xt_ctx *ctx, double p) {
     if (p >= 0 && p <= 1) return XT_OK; /* NaN fails both */
-    return xt_fail(ctx, XT_ARGUMENT, "p is %g, wanted 0 to 1", p);
+    return xt_fail(ctx, XT_ARGUMENT, "p is %g, wanted 0 to 1", isnan(p) ? NAN : p);
 }
 
 /* ---- dropout --------------------------------------------------------------------------------- */

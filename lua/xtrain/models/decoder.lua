@@ -28,9 +28,9 @@ local decoder = language.class("decoder")
 function decoder:start(ids) return self.embed(ids, self.config.dtype) end
 
 local function build(kind, qk_norm, given)
-  local o = options.read("models." .. kind, given, language.options { kv_heads = options.optional,
-    head_dim = options.optional, ffn = options.required, rope_theta = 10000.0,
-    rope_layout = "half", eps = 1e-6, qk_norm = qk_norm })
+  local o = options.read("models." .. kind, given, language.options {
+    kv_heads = options.optional_size, head_dim = options.optional_size, ffn = options.size,
+    rope_theta = 10000.0, rope_layout = "half", eps = 1e-6, qk_norm = qk_norm })
   language.check("models." .. kind, o)
   local self = setmetatable({ kind = kind, config = o, training = false }, decoder)
   self.embed = nn.embedding { vocab = o.vocab, dim = o.dim, seed = false, device = o.device }

@@ -81,7 +81,7 @@ end
 -- gelu = "tanh"|"none", dropout = 0, seed = 0, recompute, attention, dtype, device}: options of the
 -- same name as in models.qwen3. context is the number of learned positions.
 local function new(given)
-  local o = options.read("models.gpt2", given, language.options { ffn = options.optional,
+  local o = options.read("models.gpt2", given, language.options { ffn = options.optional_size,
     context = 1024, eps = 1e-5, tied = true, gelu = "tanh",
     -- a model's config, given back, has these
     head_dim = options.optional, kv_heads = options.optional })

@@ -15,8 +15,8 @@ M.SITE_ATTENTION, M.SITE_MLP, M.SITE_EMBED = 0xA77, 0xF7F, 0xE3B
 
 -- The options of every model; `more` adds those of a family.
 function M.options(more)
-  local known = { vocab = options.required, dim = options.required, layers = options.required,
-    heads = options.required, context = options.optional, tied = false, dropout = 0.0,
+  local known = { vocab = options.size, dim = options.size, layers = options.size,
+    heads = options.size, context = options.optional_size, tied = false, dropout = 0.0,
     seed = options.optional, recompute = "none", attention = "auto", dtype = "f32",
     device = options.optional }
   for name, default in pairs(more) do known[name] = default end
@@ -27,6 +27,8 @@ end
 function M.check(what, o)
   options.choice(what, "recompute", o.recompute, { "none", "block", "selective" })
   options.choice(what, "dtype", o.dtype, { "f32", "bf16", "f64" })
+  options.probability(what, "dropout", o.dropout)
+  if o.heads == 0 then fail(what .. ": option 'heads' is 0, wanted at least one") end
   if not o.head_dim and o.dim % o.heads ~= 0 then
     fail(("%s: dim %d is no multiple of heads %d"):format(what, o.dim, o.heads))
   end
