@@ -307,7 +307,8 @@ function run:steps()
   end
 end
 
--- The micro-batches of a step: their global number (from 0, over all ranks), ids, labels.
+-- The micro-batches of a step: their global number (from 0, over all ranks), ids, labels. A
+-- benchmark makes up tokens; a recipe without an option seq brings its own data to it as well.
 function run:micros(step, data)
   local own = self.own
   if own.step ~= step then begin_step(self, step) end
@@ -316,7 +317,7 @@ function run:micros(step, data)
     micro = micro + 1
     if micro >= accum then return nil end
     local ids, labels
-    if self.options.bench > 0 then
+    if self.options.bench > 0 and (self.options.seq or not data) then
       ids, labels = bench.batch(self, step, micro)
     else
       ids, labels = data:batch(step, micro)

@@ -35,6 +35,12 @@ describe("recipes/mlp.lua", function()
     assert.is_true(tonumber(right) > 98, right)
   end)
 
+  test("is timed on its own data", function()
+    local row = require "xtrain".json.decode(run("bench=3"):match "{.-}")
+    assert.are.equal("mlp", row.recipe)
+    assert.is_true(row.step_ms > 0)
+  end)
+
   test("stopped and resumed, ends as if it had never stopped", function()
     local words = " steps=60 save_every=20 turns=1 out=" .. dir
     local whole = run(words .. "/a")
