@@ -133,6 +133,32 @@ local function without_place(tensors, params, kind)
   end
 end
 
+-- Makes a model of these options for the tensors of a file: model; or nil, message. A file that is
+-- damaged may ask for any size: each matrix must be in the file before memory is asked for.
+function M.model_for(kind, o, tensors)
+  local elements, count = 0, 0
+  for _, t in pairs(tensors) do
+    elements, count = elements + t.numel, count + 1
+  end
+  local function size(name) return math.type(o[name]) == "integer" and o[name] + 0.0 or 0.0 end
+  local head_dim = math.max(size "head_dim", 1)
+  for name, least in pairs { vocab = size "vocab" * size "dim", ffn = size "ffn" * size "dim",
+    heads = size "heads" * head_dim * size "dim", kv_heads = size "kv_heads" * head_dim,
+    head_dim = size "head_dim",
+    context = kind == "gpt2" and size "context" * size "dim" or 0 } do
+    if least > elements then
+      return nil, ("%s is %s, for which the file's %d elements are too few"):format(name, o[name],
+        elements)
+    end
+  end
+  if size "layers" > count then
+    return nil, ("layers is %d, for which the file's %d tensors are too few"):format(o.layers, count)
+  end
+  local ok, model = pcall(require("xtrain.models")[kind], o)
+  if not ok then return nil, tostring(model) end
+  return model
+end
+
 -- A folder of Hugging Face -> model, config (as in config.json); or nil, message. opts are passed
 -- on to the model: dtype, device, attention, recompute, dropout. Weights of f32, bf16 or f16 become
 -- f32 masters.
@@ -157,7 +183,9 @@ function M.load(dir, given)
   end
   for name, value in pairs(opts) do wanted[name] = value end
   wanted.seed = false
-  local model = require("xtrain.models")[kind](wanted)
+  local model
+  model, message = M.model_for(kind, wanted, tensors)
+  if not model then return nil, dir .. "/config.json: " .. message end
   local params = nn.params(model)
   local extra = without_place(tensors, params, kind)
   if extra then

@@ -77,7 +77,7 @@ function M.cut(path, step)
   local kept = {}
   for line in text:gmatch("([^\n]*)\n") do
     local ok, row = pcall(json.decode, line)
-    if ok and type(row) == "table" and row.step and row.step <= step then
+    if ok and type(row) == "table" and type(row.step) == "number" and row.step <= step then
       kept[#kept + 1] = line .. "\n"
     end
   end

@@ -137,6 +137,19 @@ function M.info(dir) return hf.read_json(dir .. "/state.json") end
 
 local function same(name) return name end
 
+-- What state.json must say for a run to go on from it; nil, or what is wrong.
+local function broken(info)
+  for _, name in ipairs { "step", "digest_bits", "tokens", "skips" } do
+    if math.type(info[name]) ~= "integer" then return name .. " is no integer" end
+  end
+  if info.best ~= nil and type(info.best) ~= "number" then return "best is no number" end
+  local digests = info.digests
+  if type(digests) ~= "table" or type(digests.model) ~= "table"
+    or type(digests.optim) ~= "table" then
+    return "the digests are missing"
+  end
+end
+
 -- Copies a save into parameters and optimizers, after checking all digests that the save lists.
 -- Returns its info; or nil, message.
 function M.read(dir, params, optimizers)
@@ -145,6 +158,8 @@ function M.read(dir, params, optimizers)
   if info.format ~= FORMAT then
     return nil, ("%s: format %s, this program reads %d"):format(dir, tostring(info.format), FORMAT)
   end
+  local wrong = broken(info)
+  if wrong then return nil, ("%s/state.json: %s"):format(dir, wrong) end
   local files = {}
   for _, part in ipairs { "model", "optim" } do
     local path = ("%s/%s.safetensors"):format(dir, part)
@@ -174,17 +189,19 @@ function M.load_model(path, opts)
   local info
   info, message = M.info(dir)
   if not info then return nil, message end
-  local make = info.model and rawget(require "xtrain.models", info.model.kind)
-  if not make then
+  local described = type(info.model) == "table" and info.model or {}
+  local make = described.kind and rawget(require "xtrain.models", described.kind)
+  local config = described.config
+  if not make or type(config) ~= "table" then
     return nil, dir .. ": the recipe's model is its own; only its recipe can load it"
   end
-  local config = info.model.config
   for name, value in pairs(opts or {}) do config[name] = value end
   config.seed = false
-  local model = make(config)
-  local tensors
+  local tensors, model
   tensors, message = safetensors.load(dir .. "/model.safetensors")
   if not tensors then return nil, message end
+  model, message = hf.model_for(described.kind, config, tensors)
+  if not model then return nil, ("%s/state.json: %s"):format(dir, message) end
   local ok
   ok, message = hf.copy_into(nn.params(model), tensors, same)
   if not ok then return nil, ("%s/model.safetensors: %s"):format(dir, message) end

@@ -1,4 +1,5 @@
--- Helper of busted under the sanitizers (busted --helper): the leak sanitizer looks when the process
+-- Helper of busted under the sanitizers (busted --helper): the leak sanitizer looks when the
+-- process
 -- ends, and can only name what is still loaded then. Lua would close its C modules before that.
 setmetatable(debug.getregistry()._CLIBS, nil)
 -- And a leak ends the process without flushing: what busted reports must be out by then.

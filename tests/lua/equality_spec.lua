@@ -3,7 +3,8 @@
 local training = require "training"
 
 local STEPS = 24
-local SMALL = "text=text.txt vocab=300 dim=64 heads=2 layers=2 ffn=96 batch=4 seq=96 steps=" .. STEPS
+local SMALL = "text=text.txt vocab=300 dim=64 heads=2 layers=2 ffn=96 batch=4 seq=96 steps="
+  .. STEPS
   .. " dropout=0.1 save_every=5 eval_every=10 log_every=1"
 
 local function test(title, fn)
