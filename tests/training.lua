@@ -17,6 +17,7 @@ local function capture(command)
 end
 
 local root = capture("pwd"):gsub("\n", "")
+M.recipe, M.tests = root .. "/recipes/tiny.lua", root .. "/tests"
 
 -- in_place(words, fn): fn(place) with a fresh folder; words are options that all runs in it share.
 function M.in_place(words, fn)
@@ -33,7 +34,8 @@ end
 -- Pieces of words in an order that never repeats: a text that takes a vocabulary of some hundreds.
 function M.text(bytes)
   local parts = { "the ", "lord ", "said", " unto", " them", ", and", " it was", " so", ".\n",
-    "of ", "land", "s ", "he", "ir ", "sea ", "wh", "o ", "ing ", "day", "ea", "rth ", "not ", "th", "y " }
+    "of ", "land", "s ", "he", "ir ", "sea ", "wh", "o ", "ing ", "day", "ea", "rth ", "not ",
+    "th", "y " }
   local out, size = {}, 0
   while size < bytes do
     local part = parts[1 + (xt.seed(7, #out) >> 1) % #parts]
@@ -53,7 +55,7 @@ function place:read(name) return (file.read(self.dir .. "/" .. name)) end
 -- The command of a run; script: another one than the recipe.
 function place:command(words, script)
   return ("cd '%s' && exec '%s' '%s' %s %s >stdout 2>stderr"):format(self.dir, M.program,
-    script or root .. "/recipes/tiny.lua", self.words, words)
+    script or M.recipe, self.words, words)
 end
 
 -- Runs to the end: exit status, standard output, standard error.

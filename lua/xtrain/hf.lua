@@ -147,12 +147,13 @@ function M.model_for(kind, o, tensors)
     head_dim = size "head_dim",
     context = kind == "gpt2" and size "context" * size "dim" or 0 } do
     if least > elements then
-      return nil, ("%s is %s, for which the file's %d elements are too few"):format(name, o[name],
-        elements)
+      return nil, ("%s is %s, for which the file's %d elements are too few"):format(name,
+        tostring(o[name]), elements)
     end
   end
   if size "layers" > count then
-    return nil, ("layers is %d, for which the file's %d tensors are too few"):format(o.layers, count)
+    return nil, ("layers is %d, for which the file's %d tensors are too few"):format(o.layers,
+      count)
   end
   local ok, model = pcall(require("xtrain.models")[kind], o)
   if not ok then return nil, tostring(model) end

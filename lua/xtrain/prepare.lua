@@ -47,7 +47,7 @@ local function known_facts(path, settings)
 end
 
 local function must(ok, message)
-  if not ok then error("data.prepare: " .. tostring(message), 0) end
+  if not ok then fail("data.prepare: " .. tostring(message)) end
   return ok
 end
 

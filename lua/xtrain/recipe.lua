@@ -180,8 +180,8 @@ local function saved_params(own)
         seen[param.name] = true
         params[#params + 1] = param
       elseif seen[param.name] and #own.models > 1 then
-        error("run: two models have a parameter " .. param.name
-          .. ": put them into one table and give it to run:attach{model = ...}", 0)
+        fail("run: two models have a parameter " .. param.name
+          .. ": put them into one table and give it to run:attach{model = ...}")
       end
     end
   end
@@ -235,7 +235,7 @@ end
 local function open_folder(self)
   local own = self.own
   local function must(ok, message)
-    if not ok then error("run: " .. tostring(message), 0) end
+    if not ok then fail("run: " .. tostring(message)) end
   end
   must(file.mkdir(self.out))
   must(file.write_atomic(self.out .. "/config.json",
@@ -275,7 +275,7 @@ local function restore(self)
     own.progress:say("cannot resume: " .. message)
     failures[#failures + 1] = message
   end
-  error("resume: " .. table.concat(failures, "\n"), 0)
+  fail("resume: " .. table.concat(failures, "\n"))
 end
 
 -- After Ctrl-C: a save, and the way back.

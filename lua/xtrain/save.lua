@@ -143,9 +143,8 @@ local function broken(info)
     if math.type(info[name]) ~= "integer" then return name .. " is no integer" end
   end
   if info.best ~= nil and type(info.best) ~= "number" then return "best is no number" end
-  local digests = info.digests
-  if type(digests) ~= "table" or type(digests.model) ~= "table"
-    or type(digests.optim) ~= "table" then
+  local lists = info.digests
+  if type(lists) ~= "table" or type(lists.model) ~= "table" or type(lists.optim) ~= "table" then
     return "the digests are missing"
   end
 end

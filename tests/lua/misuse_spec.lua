@@ -173,6 +173,8 @@ describe("a recipe that is used wrongly ends with its own file and line:", funct
   test("a text that is not there, which is not made up", "text=none.txt",
     "there is no file none.txt")
   test("an option that does not fit the others", "heads=3", "dim 16 is no multiple of heads 3")
+  test("a folder that cannot be made", "out=text.txt/run", "cannot make the folder text.txt/run")
+  test("a save to resume from that is not there", "resume=none", "resume: none: no save here")
   test("a wrong probability", "dropout=nan", "option 'dropout' is 'nan', wanted a number")
   test("a text that is too short for one window", "seq=100000", "too few for one window")
 end)
