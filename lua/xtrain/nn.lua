@@ -226,24 +226,33 @@ function dropout:forward(x, seed)
   return xt.dropout(x, self.p, seed)
 end
 
+-- Options of xt.attention -> the same with dropout, where there is a seed and something to drop.
+function M.dropping(how, p, seed)
+  if not seed or p == 0 then return how end
+  return { causal = how.causal, impl = how.impl, dropout = p, seed = seed }
+end
+
 local attention = M.class("attention")
 
 -- attention{dim, heads, kv_heads = heads, head_dim = dim / heads, rope_theta = 10000,
--- rope_layout = "half", qk_norm = false, eps = 1e-6, causal = true, impl = "auto"}: self-attention
--- with rotary positions, x (B, S, dim) -> (B, S, dim). rope_theta = false: no rotation.
+-- rope_layout = "half", qk_norm = false, eps = 1e-6, causal = true, impl = "auto", dropout = 0}:
+-- self-attention with rotary positions, x (B, S, dim) -> (B, S, dim). rope_theta = false: no
+-- rotation. dropout: of the probabilities, where forward is given a seed.
 function M.attention(given)
   local o = options.read("nn.attention", given, { dim = options.size,
     heads = options.size, kv_heads = options.optional_size, head_dim = options.optional_size,
     rope_theta = options.optional, rope_layout = "half", qk_norm = false, eps = 1e-6,
-    causal = true, impl = "auto", seed = options.optional, device = options.optional })
+    causal = true, impl = "auto", dropout = 0.0, seed = options.optional,
+    device = options.optional })
   local kv_heads = o.kv_heads or o.heads
   local head_dim = o.head_dim or o.dim // o.heads
   if o.heads % kv_heads ~= 0 then
     fail(("nn.attention: %d heads cannot share %d kv_heads: no whole number a group")
       :format(o.heads, kv_heads))
   end
-  local self = setmetatable({ heads = o.heads, kv_heads = kv_heads, head_dim = head_dim },
-    attention)
+  options.probability("nn.attention", "dropout", o.dropout)
+  local self = setmetatable({ heads = o.heads, kv_heads = kv_heads, head_dim = head_dim,
+    dropout = o.dropout }, attention)
   self.wq = zeros({ o.heads * head_dim, o.dim }, o)
   self.wk = zeros({ kv_heads * head_dim, o.dim }, o)
   self.wv = zeros({ kv_heads * head_dim, o.dim }, o)
@@ -260,7 +269,8 @@ function M.attention(given)
 end
 
 -- cache, index: a kv_cache and this layer's number in it. Without one, positions start at 0.
-function attention:forward(x, cache, index)
+-- seed: of the dropout of probabilities; nil drops nothing.
+function attention:forward(x, cache, index, seed)
   local batch, seq = x.shape[1], x.shape[2]
   local q = M.project(x, self.wq):reshape { batch, seq, self.heads, self.head_dim }
   local k = M.project(x, self.wk):reshape { batch, seq, self.kv_heads, self.head_dim }
@@ -275,7 +285,7 @@ function attention:forward(x, cache, index)
   if cache then
     k, v = cache:extend(index, k, v)
   end
-  local out = xt.attention(q, k, v, self.how)
+  local out = xt.attention(q, k, v, M.dropping(self.how, self.dropout, seed))
   return M.project(out:reshape { batch, seq, self.heads * self.head_dim }, self.wo)
 end
 

@@ -15,7 +15,8 @@ local function new_block(index, o)
   self.attn_norm = nn.rmsnorm { dim = o.dim, eps = o.eps, device = o.device }
   self.attn = nn.attention { dim = o.dim, heads = o.heads, kv_heads = o.kv_heads,
     head_dim = o.head_dim, rope_theta = o.rope_theta, rope_layout = o.rope_layout,
-    qk_norm = o.qk_norm, eps = o.eps, impl = o.attention, seed = false, device = o.device }
+    qk_norm = o.qk_norm, eps = o.eps, impl = o.attention, dropout = o.attention_dropout,
+    seed = false, device = o.device }
   self.mlp_norm = nn.rmsnorm { dim = o.dim, eps = o.eps, device = o.device }
   self.mlp = nn.swiglu { dim = o.dim, ffn = o.ffn, seed = false, device = o.device }
   return self
@@ -42,9 +43,10 @@ end
 
 -- qwen3{vocab, dim, layers, heads, kv_heads = heads, head_dim = dim / heads, ffn, rope_theta = 1e4,
 -- rope_layout = "half"|"interleaved", eps = 1e-6, tied = false, qk_norm = true, dropout = 0,
--- seed = 0, recompute = "none"|"block"|"selective", attention = "auto"|"composed"|"flash",
+-- embed_dropout = 0, attention_dropout = 0, seed = 0, recompute = "none"|"block"|"selective", attention = "auto"|"composed"|"flash",
 -- dtype = "f32"|"bf16", context, device}
--- seed = false leaves the weights zero, for a caller that loads them. context: the longest sequence
+-- dropout: of what attention and MLP add to the residual stream; attention_dropout: of the
+-- probabilities, after the softmax. seed = false leaves the weights zero, for a caller that loads them. context: the longest sequence
 -- the model is meant for; written to config.json, and no bound here.
 local function qwen3(given) return build("qwen3", true, given) end
 

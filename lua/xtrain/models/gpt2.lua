@@ -15,7 +15,8 @@ local fail = xt.core.fail
 local attention = nn.class("gpt2.attention")
 
 local function new_attention(o)
-  local self = setmetatable({ heads = o.heads, head_dim = o.head_dim }, attention)
+  local self = setmetatable({ heads = o.heads, head_dim = o.head_dim,
+    dropout = o.attention_dropout }, attention)
   self.qkv = nn.linear { d_in = o.dim, d_out = 3 * o.dim, bias = true, seed = false,
     device = o.device }
   self.out = nn.linear { d_in = o.dim, d_out = o.dim, bias = true, seed = false,
@@ -24,7 +25,7 @@ local function new_attention(o)
   return self
 end
 
-function attention:forward(x, cache, index)
+function attention:forward(x, cache, index, seed)
   local batch, seq, dim = table.unpack(x.shape)
   local shape = { batch, seq, self.heads, self.head_dim }
   local qkv = self.qkv(x) -- (B, S, 3 D)
@@ -34,7 +35,8 @@ function attention:forward(x, cache, index)
   if cache then
     k, v = cache:extend(index, k, v)
   end
-  return self.out(xt.attention(q, k, v, self.how):reshape { batch, seq, dim })
+  local how = nn.dropping(self.how, self.dropout, seed)
+  return self.out(xt.attention(q, k, v, how):reshape { batch, seq, dim })
 end
 
 local mlp = nn.class("gpt2.mlp")
@@ -64,7 +66,7 @@ end
 
 local gpt2 = language.class("gpt2")
 
-function gpt2:start(ids, seed, cache)
+function gpt2:start(ids, cache)
   local o = self.config
   local first = cache and cache.length or 0
   local last = first + ids.shape[2]
@@ -72,14 +74,13 @@ function gpt2:start(ids, seed, cache)
     fail(("gpt2: position %d is beyond the context of %d"):format(last, o.context))
   end
   local positions = nn.compute(self.positions.weight, { dtype = o.dtype })
-  local x = self.embed(ids, o.dtype) + positions:slice(1, first + 1, last)
-  if seed then x = xt.dropout(x, o.dropout, xt.seed(seed, 0, language.SITE_EMBED)) end
-  return x
+  return self.embed(ids, o.dtype) + positions:slice(1, first + 1, last)
 end
 
 -- gpt2{vocab, dim, layers, heads, ffn = 4 dim, context = 1024, eps = 1e-5, tied = true,
--- gelu = "tanh"|"none", dropout = 0, seed = 0, recompute, attention, dtype, device}: options of the
--- same name as in models.qwen3. context is the number of learned positions.
+-- gelu = "tanh"|"none", dropout = 0, embed_dropout = 0, attention_dropout = 0, seed = 0, recompute,
+-- attention, dtype, device}: options of the same name as in models.qwen3. context is the number of
+-- learned positions.
 local function new(given)
   local o = options.read("models.gpt2", given, language.options { ffn = options.optional_size,
     context = 1024, eps = 1e-5, tied = true, gelu = "tanh",

@@ -1,6 +1,6 @@
 -- What every language model here shares: blocks with recomputation, the head, the loss, the cache.
 -- A model has `config` (the options it was made from), `embed`, `blocks`, `norm` and `head`, and a
--- method start(ids, seed, cache) -> (B, S, D) that says how a sequence enters the blocks.
+-- method start(ids, cache) -> (B, S, D) that says how a sequence enters the blocks.
 local xt = require "xtrain"
 local nn = require "xtrain.nn"
 local options = require "xtrain.options"
@@ -11,14 +11,15 @@ local fail = xt.core.fail
 local M = {}
 
 -- Where dropout stands; mixed into the seed after the block's number (0: before the blocks).
-M.SITE_ATTENTION, M.SITE_MLP, M.SITE_EMBED = 0xA77, 0xF7F, 0xE3B
+M.SITE_ATTENTION, M.SITE_MLP = 0xA77, 0xF7F -- what is added to the residual stream
+M.SITE_PROBABILITIES, M.SITE_EMBED = 0x50F, 0xE3B
 
 -- The options of every model; `more` adds those of a family.
 function M.options(more)
   local known = { vocab = options.size, dim = options.size, layers = options.size,
     heads = options.size, context = options.optional_size, tied = false, dropout = 0.0,
-    seed = options.optional, recompute = "none", attention = "auto", dtype = "f32",
-    device = options.optional }
+    embed_dropout = 0.0, attention_dropout = 0.0, seed = options.optional, recompute = "none",
+    attention = "auto", dtype = "f32", device = options.optional }
   for name, default in pairs(more) do known[name] = default end
   return known
 end
@@ -27,7 +28,9 @@ end
 function M.check(what, o)
   options.choice(what, "recompute", o.recompute, { "none", "block", "selective" })
   options.choice(what, "dtype", o.dtype, { "f32", "bf16", "f64" })
-  options.probability(what, "dropout", o.dropout)
+  for _, name in ipairs { "dropout", "embed_dropout", "attention_dropout" } do
+    options.probability(what, name, o[name])
+  end
   if o.heads == 0 then fail(what .. ": option 'heads' is 0, wanted at least one") end
   if not o.head_dim and o.dim % o.heads ~= 0 then
     fail(("%s: dim %d is no multiple of heads %d"):format(what, o.dim, o.heads))
@@ -39,13 +42,15 @@ end
 
 -- ---- a block -----------------------------------------------------------------------------------
 
--- A pre-norm block has attn_norm, attn, mlp_norm and mlp, its number `index` and `dropout`.
+-- A pre-norm block has attn_norm, attn, mlp_norm and mlp, its number `index` and `dropout`; `attn`
+-- takes (x, cache, index, seed), the seed of what it drops itself.
 local block = nn.class("block")
 M.block = block
 
 -- seed: of this micro-batch, nil when nothing is dropped.
 function block:forward(x, seed, cache)
-  local y = self.attn(self.attn_norm(x), cache, self.index)
+  local y = self.attn(self.attn_norm(x), cache, self.index,
+    seed and xt.seed(seed, self.index, M.SITE_PROBABILITIES))
   if seed then y = xt.dropout(y, self.dropout, xt.seed(seed, self.index, M.SITE_ATTENTION)) end
   x = x + y
   y = self.mlp(self.mlp_norm(x))
@@ -90,13 +95,15 @@ end
 function language:hidden(ids, opts)
   local seed, cache = opts and opts.seed, opts and opts.cache
   local config = self.config
-  if not self.training or config.dropout == 0 then
+  if not self.training
+      or config.dropout + config.embed_dropout + config.attention_dropout == 0 then
     seed = nil
   elseif seed == nil then
     fail(self.kind .. ": dropout in training mode needs a seed: model:loss(ids, labels, "
       .. "{seed = xt.seed(run.seed, step, micro)})")
   end
-  local x = self:start(ids, seed, cache)
+  local x = self:start(ids, cache)
+  if seed then x = xt.dropout(x, config.embed_dropout, xt.seed(seed, 0, M.SITE_EMBED)) end
   local recompute = self.training and not cache and config.recompute
   for _, each in ipairs(self.blocks) do
     if recompute == "block" then
