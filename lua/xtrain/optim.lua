@@ -52,6 +52,7 @@ end
 -- ---- what optimizers share ---------------------------------------------------------------------
 
 local methods = {}
+methods.__index = methods
 
 local function check_params(what, params)
   if type(params) ~= "table" or (#params == 0 and next(params) ~= nil) then
@@ -65,32 +66,89 @@ local function check_params(what, params)
   return params
 end
 
-local function decays(o, param)
-  if o.weight_decay == 0 then return false end
-  if o.decay then return o.decay(param.name, param.tensor) and true or false end
-  return param.tensor.ndim >= 2
+-- ---- groups: parameters that are updated alike -------------------------------------------------
+
+-- What one parameter's update goes by: the optimizer's options, what `group` says of it, and
+-- whether it decays. Numbers and lists of numbers alone, so that equal settings have equal keys.
+local function settings_of(kind, rule, o, param)
+  local own = {}
+  for _, name in ipairs(rule.settings) do own[name] = o[name] end
+  own.lr = o.lr or 1.0
+  local given = o.group and o.group(param.name, param.tensor)
+  if given ~= nil then
+    own = options.read(kind .. ": group of '" .. param.name .. "'", given, own)
+  end
+  if given == nil or given.weight_decay == nil then
+    local decays = param.tensor.ndim >= 2
+    if o.decay then decays = o.decay(param.name, param.tensor) end
+    if not decays then own.weight_decay = 0.0 end
+  end
+  if rule.check then rule.check(kind, own) end
+  return own
 end
 
--- states: the suffixes of the state tensors of each parameter.
-local function new(kind, params, o, states, update)
-  local self = setmetatable({ kind = kind, params = params, options = o, steps = 0,
-    states = states, update = update, moments = {}, skipped = 0 }, { __index = methods })
-  self.groups = { { decay = o.weight_decay }, { decay = 0.0 } }
+local function shown(value)
+  if type(value) ~= "table" then
+    local text = tostring(value)
+    if type(value) == "number" and tonumber(text) ~= value then return ("%.17g"):format(value) end
+    return text
+  end
+  local parts = {}
+  for i, each in ipairs(value) do parts[i] = shown(each) end
+  return "{" .. table.concat(parts, ", ") .. "}"
+end
+
+-- "betas = {0.9, 0.95}, eps = 1e-08, ..."
+local function describe(settings)
+  local parts = {}
+  for _, name in ipairs(options.names(settings)) do
+    parts[#parts + 1] = name .. " = " .. shown(settings[name])
+  end
+  return table.concat(parts, ", ")
+end
+
+-- rule_of(param) -> rule, options of that rule. A rule has
+--   name, states (the suffixes of its state tensors), settings (its options), check(kind, settings)
+--   update(opt, group, step), which updates the parameters of a group that have a gradient
+local function new(kind, params, o, rule_of)
+  local self = setmetatable({ kind = kind, params = params, options = o, steps = 0, moments = {},
+    skipped = 0, groups = {} }, methods)
+  local by_key = {}
   for _, param in ipairs(params) do
-    local group = self.groups[decays(o, param) and 1 or 2]
+    local rule, its_options = rule_of(param)
+    local settings = settings_of(kind, rule, its_options, param)
+    local key = rule.name .. ": " .. describe(settings)
+    local group = by_key[key]
+    if not group then
+      group = { rule = rule, settings = settings, states = rule.states(settings), key = key }
+      by_key[key] = group
+      self.groups[#self.groups + 1] = group
+    end
     group[#group + 1] = param
     local own, t = {}, param.tensor
+    if self.moments[param.name] then fail(kind .. ": two parameters are named " .. param.name) end
     local opts = { dtype = t.dtype == "f64" and "f64" or "f32", device = t.device }
-    for i in ipairs(states) do own[i] = xt.zeros(t.shape, opts) end
+    for _, suffix in ipairs(group.states) do own[suffix] = xt.zeros(t.shape, opts) end
     self.moments[param.name] = own
   end
   if active.run then active.run:enter_optimizer(self) end
   return self
 end
 
--- The list a fused op takes: parameter, gradient, states, compute copy, for each that has a
--- gradient.
-local function list_of(self, group)
+-- One line a group: its rule and settings, how many parameters and elements.
+function methods:__tostring()
+  local lines = { ("%s, %d steps taken"):format(self.kind, self.steps) }
+  for _, group in ipairs(self.groups) do
+    local elements = 0
+    for _, param in ipairs(group) do elements = elements + param.tensor.numel end
+    lines[#lines + 1] = ("  %d parameters, %d elements: %s"):format(#group, elements, group.key)
+  end
+  return table.concat(lines, "\n")
+end
+
+-- The list a fused op takes: parameter, gradient, the states of these suffixes, compute copy, for
+-- each that has a gradient. A state that the group does not have is false.
+local function list_of(self, group, suffixes)
   local list, n = {}, 0
   for _, param in ipairs(group) do
     local t = param.tensor
@@ -98,14 +156,24 @@ local function list_of(self, group)
     if grad then
       list[n + 1], list[n + 2] = t, grad
       n = n + 2
-      for i in ipairs(self.states) do
-        list[n + i] = self.moments[param.name][i]
+      for i, suffix in ipairs(suffixes) do
+        list[n + i] = self.moments[param.name][suffix] or false
       end
-      n = n + #self.states + 1
+      n = n + #suffixes + 1
       list[n] = xt.compute_copy_peek(t) or false
     end
   end
   return list
+end
+
+-- Runs update(list), a fused op, over a group.
+local function fused(self, group, suffixes, update)
+  local list = list_of(self, group, suffixes)
+  if #list == 0 then return end
+  update(list)
+  for _, param in ipairs(group) do
+    if param.tensor.grad then xt.compute_copy_fresh(param.tensor) end
+  end
 end
 
 -- Says why a step changed nothing.
@@ -116,6 +184,12 @@ local function skip(self, reason)
   else
     io.stderr:write(self.kind, ": step skipped: ", reason, "\n")
   end
+end
+
+-- min(1, clip / norm), as the fused ops have it.
+local function clip_factor(norm, clip)
+  if clip == 0 then return 1 end
+  return math.min(1, clip / (norm + 1e-6))
 end
 
 local step_options = { clip = 0.0, divisor = options.optional }
@@ -146,15 +220,12 @@ function methods:step(lr, given)
       local value = norm:item()
       if is_finite(value) then
         self.steps = self.steps + 1
-        for _, group in ipairs(self.groups) do
-          local list = list_of(self, group)
-          if #list > 0 then
-            self.update(self, raw, list, lr, group.decay, 1 / divisor, o.clip)
-            for _, param in ipairs(group) do xt.compute_copy_fresh(param.tensor) end
-          end
-        end
+        local now = { lr = lr, norm = raw, scale = 1 / divisor, clip = o.clip,
+          factor = clip_factor(value, o.clip) / divisor }
+        for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
       else
-        skip(self, ("the gradient norm is %s; not finite: %s"):format(value,
+        skip(self, ("the gradient norm is %s; not finite: %s"):format(
+          value ~= value and "NaN" or value,
           table.concat(not_finite(self.params, 8), ", ")))
       end
     end
@@ -168,38 +239,40 @@ function methods:zero_grad()
   for _, param in ipairs(self.params) do param.tensor:zero_grad() end
 end
 
+-- Calls fn(name, tensor) for every state tensor.
+local function each_state(self, fn)
+  for _, group in ipairs(self.groups) do
+    for _, param in ipairs(group) do
+      for _, suffix in ipairs(group.states) do
+        local message = fn(param.name .. "." .. suffix, self.moments[param.name][suffix])
+        if message then return message end
+      end
+    end
+  end
+end
+
 -- {"<path>.m" = tensor, "<path>.v" = tensor, step = 0-dim i64}. The tensors are the optimizer's
 -- own.
 function methods:state()
   local state = { step = xt.tensor(self.steps, { dtype = "i64" }) }
-  for _, param in ipairs(self.params) do
-    for i, suffix in ipairs(self.states) do
-      state[param.name .. "." .. suffix] = self.moments[param.name][i]
-    end
-  end
+  each_state(self, function(name, tensor) state[name] = tensor end)
   return state
 end
 
 -- Takes over a state by name, all or nothing. Returns true, or nil, message.
 function methods:load(state)
   if not state.step then return nil, self.kind .. ": the state has no 'step'" end
-  local pairs_of = {}
-  for _, param in ipairs(self.params) do
-    for i, suffix in ipairs(self.states) do
-      local name = param.name .. "." .. suffix
-      local source, target = state[name], self.moments[param.name][i]
-      if not source then return nil, ("%s: the state has no '%s'"):format(self.kind, name) end
-      local got, want = table.concat(source.shape, "x"), table.concat(target.shape, "x")
-      if got ~= want then
-        return nil, ("%s: '%s' is %s, wanted %s"):format(self.kind, name, got, want)
-      end
-      pairs_of[#pairs_of + 1] = { target, source }
-    end
-  end
+  local found = {}
+  local message = each_state(self, function(name, target)
+    local source = state[name]
+    if not source then return ("%s: the state has no '%s'"):format(self.kind, name) end
+    local got, want = table.concat(source.shape, "x"), table.concat(target.shape, "x")
+    if got ~= want then return ("%s: '%s' is %s, wanted %s"):format(self.kind, name, got, want) end
+    found[#found + 1] = { target, source }
+  end)
+  if message then return nil, message end
   xt.no_grad(function()
-    for _, pair in ipairs(pairs_of) do
-      pair[1]:copy_(pair[2]:to(pair[1].device))
-    end
+    for _, pair in ipairs(found) do pair[1]:copy_(pair[2]:to(pair[1].device)) end
   end)
   self.steps = state.step:item()
   return true
@@ -207,28 +280,177 @@ end
 
 -- ---- the optimizers ----------------------------------------------------------------------------
 
--- adamw(params, {betas = {0.9, 0.999}, eps = 1e-8, weight_decay = 0.01, decay}): Loshchilov and
--- Hutter, 2019. decay(name, tensor) says which parameters decay; by default those of two or more
--- dimensions.
-function M.adamw(params, given)
-  check_params("optim.adamw", params)
-  local o = options.read("optim.adamw", given, { betas = { 0.9, 0.999 }, eps = 1e-8,
-    weight_decay = 0.01, decay = options.optional })
-  local b1, b2, eps = o.betas[1], o.betas[2], o.eps
-  return new("adamw", params, o, { "m", "v" }, function(self, norm, list, lr, decay, scale, clip)
-    call("adamw", norm, list, lr, b1, b2, eps, decay, self.steps, scale, clip)
+-- Options that every optimizer has:
+--   weight_decay, decay(name, tensor) -> whether it applies; by default to two or more dimensions
+--   group(name, tensor) -> nil, or a table of what is different for this parameter: any number
+--       among the optimizer's options, and lr, a factor on the step's learning rate (default 1).
+--       A weight_decay that it names applies whatever decay says.
+
+local adamw = { name = "adamw", settings = { "betas", "eps", "weight_decay" } }
+
+local MOMENTS = { "m", "v" }
+function adamw.states() return MOMENTS end
+
+function adamw.check(kind, settings)
+  local betas = settings.betas
+  for i = 1, 2 do
+    if type(betas[i]) ~= "number" or not (betas[i] >= 0 and betas[i] < 1) then
+      fail(("%s: betas are {%s}, wanted two numbers in [0, 1)"):format(kind, shown(betas)))
+    end
+  end
+end
+
+-- m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
+-- w = w (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+function adamw.update(opt, group, now)
+  local s = group.settings
+  fused(opt, group, MOMENTS, function(list)
+    call("adamw", now.norm, list, now.lr * s.lr, s.betas[1], s.betas[2], s.eps, s.weight_decay,
+      opt.steps, now.scale, now.clip)
   end)
 end
 
--- sgd(params, {momentum = 0, dampening = 0, nesterov = false, weight_decay = 0, decay}): decay as
--- in adamw, added to the gradient.
+-- adamw(params, {betas = {0.9, 0.999}, eps = 1e-8, weight_decay = 0.01, decay, group}): Loshchilov
+-- and Hutter, 2019. The moments are "<path>.m" and "<path>.v".
+function M.adamw(params, given)
+  check_params("optim.adamw", params)
+  local o = options.read("optim.adamw", given, { betas = { 0.9, 0.999 }, eps = 1e-8,
+    weight_decay = 0.01, decay = options.optional, group = options.optional })
+  return new("adamw", params, o, function() return adamw, o end)
+end
+
+local sgd = { name = "sgd",
+  settings = { "momentum", "dampening", "nesterov", "weight_decay" } }
+
+local BUFFER, NOTHING = { "momentum" }, {}
+function sgd.states(settings) return settings.momentum == 0 and NOTHING or BUFFER end
+
+function sgd.check(kind, settings)
+  if settings.nesterov and (settings.momentum == 0 or settings.dampening ~= 0) then
+    fail(kind .. ": nesterov wants a momentum and no dampening")
+  end
+end
+
+-- g = g + wd w;  m = momentum m + (1 - dampening) g, at first m = g
+-- w = w - lr m, or w - lr (g + momentum m) with nesterov
+function sgd.update(opt, group, now)
+  local s = group.settings
+  fused(opt, group, BUFFER, function(list)
+    call("sgd", now.norm, list, now.lr * s.lr, s.momentum, s.dampening, s.nesterov, s.weight_decay,
+      opt.steps, now.scale, now.clip)
+  end)
+end
+
+-- sgd(params, {momentum = 0, dampening = 0, nesterov = false, weight_decay = 0, decay, group}): as
+-- torch.optim.SGD; the decay is added to the gradient. The buffer is "<path>.momentum".
 function M.sgd(params, given)
   check_params("optim.sgd", params)
   local o = options.read("optim.sgd", given, { momentum = 0.0, dampening = 0.0, nesterov = false,
-    weight_decay = 0.0, decay = options.optional })
-  return new("sgd", params, o, { "momentum" }, function(self, norm, list, lr, decay, scale, clip)
-    call("sgd", norm, list, lr, o.momentum, o.dampening, o.nesterov, decay, self.steps, scale,
-      clip)
+    weight_decay = 0.0, decay = options.optional, group = options.optional })
+  return new("sgd", params, o, function() return sgd, o end)
+end
+
+-- ---- muon --------------------------------------------------------------------------------------
+
+-- The coefficients of the quintic iteration X <- a X + (b A + c A^2) X with A = X X^T that Jordan
+-- and others tuned for a steep slope at 0 ("Muon: an optimizer for hidden layers in neural
+-- networks", 2024): singular values above 0.001 of the norm are in [0.5, 1.21] after 5 iterations,
+-- those above 0.00003 after 8.
+local QUINTIC = { 3.4445, -4.7750, 2.0315 }
+
+-- The nearest matrix of orthonormal rows (or columns, of a tall one) to g (m, n), roughly: U f(S)
+-- V^T of its singular values S, f near 1. The norm that g is first divided by is (sum s^4)^(1/4):
+-- not below the largest singular value, and tighter than Frobenius'. Zero stays zero.
+function M.orthogonalize(g, steps)
+  if g.ndim ~= 2 then
+    fail("optim.orthogonalize: g has " .. g.ndim .. " dimensions, wanted 2")
+  end
+  local a, b, c = table.unpack(QUINTIC)
+  local tall = g.shape[1] > g.shape[2]
+  local x = tall and g:transpose(1, 2) or g
+  -- First to a Frobenius norm of 1, so that squares neither overflow nor vanish.
+  x = x / (xt.norm(x) + 1e-30)
+  local gram = x:matmul(x:transpose(1, 2)) -- the Frobenius norm of it is (sum s^4)^(1/2)
+  x = x / (xt.sqrt(xt.norm(gram)) + 1e-30)
+  for _ = 1, steps or 8 do
+    gram = x:matmul(x:transpose(1, 2))
+    x = x * a + (gram * b + gram:matmul(gram) * c):matmul(x)
+  end
+  return tall and x:transpose(1, 2) or x
+end
+
+local muon = { name = "muon",
+  settings = { "momentum", "nesterov", "steps", "weight_decay", "scale" } }
+
+local MOMENTUM = { "m" }
+function muon.states() return MOMENTUM end
+
+-- What the orthogonal update of an (out, in) weight is multiplied by.
+local SCALES = {
+  none = function() return 1 end,
+  -- Jordan and others, 2024
+  original = function(out, d_in) return math.sqrt(math.max(1, out / d_in)) end,
+  -- The root mean square of AdamW's updates, so that one learning rate does for both: Liu and
+  -- others, "Muon is scalable for LLM training", 2025.
+  adamw = function(out, d_in) return 0.2 * math.sqrt(math.max(out, d_in)) end,
+}
+
+function muon.check(kind, settings)
+  options.choice(kind, "scale", settings.scale, { "none", "original", "adamw" })
+end
+
+-- m = momentum m + (1 - momentum) g;  u = m, or (1 - momentum) g + momentum m with nesterov
+-- w = w (1 - lr wd) - lr scale orthogonalize(u)
+function muon.update(opt, group, now)
+  local s = group.settings
+  local lr, keep = now.lr * s.lr, s.momentum
+  for _, param in ipairs(group) do
+    local w, m = param.tensor, opt.moments[param.name].m
+    if w.grad then
+      local g = w.grad:to(m.dtype) * (now.factor * (1 - keep))
+      m:copy_(m * keep + g)
+      local u = s.nesterov and m * keep + g or m
+      local by = SCALES[s.scale](table.unpack(w.shape))
+      w:copy_(w * (1 - lr * s.weight_decay) - M.orthogonalize(u, s.steps) * (lr * by))
+    end
+  end
+end
+
+-- Words of a path that say that a matrix is no map from one layer's width to another's.
+local NOT_HIDDEN = { embed = true, embedding = true, positions = true, head = true,
+  lm_head = true, wte = true, wpe = true }
+
+local function is_hidden(name, tensor)
+  if tensor.ndim ~= 2 then return false end
+  for word in name:gmatch("[^.]+") do
+    if NOT_HIDDEN[word] then return false end
+  end
+  return true
+end
+
+-- muon(params, {momentum = 0.95, nesterov = true, steps = 8, weight_decay = 0, scale =
+-- "none"|"original"|"adamw", matrices, decay, group, adamw = {lr = 1, betas, eps, weight_decay}}):
+-- matrices by orthogonalised momentum, everything else by adamw. matrices(name, tensor) says which
+-- are which; by default every one of two dimensions but those whose path has a word such as embed,
+-- positions or head. adamw.lr is a factor on the step's learning rate. The update of a matrix has
+-- singular values near 1, times the scale: so either its learning rate is some 0.02 and adamw.lr is
+-- small, or scale is "adamw" and one learning rate does for all.
+function M.muon(params, given)
+  check_params("optim.muon", params)
+  local o = options.read("optim.muon", given, { momentum = 0.95, nesterov = true, steps = 8,
+    weight_decay = 0.0, scale = "none", matrices = options.optional, decay = options.optional,
+    group = options.optional, adamw = options.optional })
+  local rest = options.read("optim.muon: adamw", o.adamw, { lr = 1.0, betas = { 0.9, 0.999 },
+    eps = 1e-8, weight_decay = 0.0 })
+  rest.decay, rest.group = o.decay, o.group
+  local matrices = o.matrices or is_hidden
+  return new("muon", params, o, function(param)
+    if not matrices(param.name, param.tensor) then return adamw, rest end
+    if param.tensor.ndim ~= 2 then
+      fail(("optim.muon: '%s' has %d dimensions, a matrix has 2"):format(param.name,
+        param.tensor.ndim))
+    end
+    return muon, o
   end)
 end
 

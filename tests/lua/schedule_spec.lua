@@ -47,6 +47,34 @@ describe("schedule", function()
     assert.are.equal(alone, fn(5))
   end)
 
+  it("is a function that can be asked what it is", function()
+    local fn = schedule.wsd { peak = 1e-3, warmup = 4, total = 10, decay = 4 }
+    assert.are.equal("function", type(fn))
+    assert.are.equal("wsd{decay = 4, min = 0, peak = 0.001, total = 10, warmup = 4}",
+      schedule.describe(fn))
+    assert.are.equal("constant{peak = 2, warmup = 0}", schedule.describe(schedule.constant(2)))
+    assert.is_nil(schedule.describe(print))
+  end)
+
+  it("stays within its bounds for every length, warm-up and decay", function()
+    for _, total in ipairs { 1, 2, 7, 30 } do
+      for _, warmup in ipairs { 0, 1, 3, total } do
+        for _, kind in ipairs { "cosine", "linear", "wsd" } do
+          local o = { peak = 2, min = .5, warmup = warmup, total = total }
+          if kind == "wsd" then o.decay = math.min(3, total) end
+          local fn, top = schedule[kind](o), 0
+          for step = 1, total + 3 do
+            local lr = fn(step)
+            assert.is_true(lr == lr and lr > 0 and lr <= 2, kind .. " " .. step .. ": " .. lr)
+            if step >= warmup then assert.is_true(lr >= .5, kind .. " " .. step .. ": " .. lr) end
+            top = math.max(top, lr)
+          end
+          if total > math.max(warmup, 1) then assert.are.equal(2, top) end
+        end
+      end
+    end
+  end)
+
   it("names an unknown option and the nearest known one", function()
     assert.has_error(function() schedule.cosine { peak = 1, totl = 5 } end)
     local _, message = pcall(schedule.cosine, { peak = 1, totl = 5 })
