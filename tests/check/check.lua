@@ -222,7 +222,7 @@ local function check_format()
 end
 
 local function check_luacheck()
-  return check_tool("luacheck --no-color --quiet --codes --ranges --formatter=plain",
+  return check_tool("luacheck --no-color --quiet --codes --formatter=plain",
     matching("^lua/.*%.lua$", "^recipes/.*%.lua$", "^tests/.*%.lua$"))
 end
 
