@@ -3,4 +3,7 @@
 -- divisor. Without a run nothing is entered.
 return {
   run = nil, -- the run that xt.recipe made last, or nil
+  -- Where steps of a run are made again (verify.lua): {options, out, save = folder or nil, last =
+  -- step}; the recipe takes these options, writes nothing and raises this table after step `last`.
+  replay = nil,
 }

@@ -192,6 +192,35 @@ local function clip_factor(norm, clip)
   return math.min(1, clip / (norm + 1e-6))
 end
 
+-- ---- updates that bf16 loses -------------------------------------------------------------------
+
+-- The parameters that compute in bf16, as they are now.
+local function before_update(params)
+  local kept = {}
+  for _, param in ipairs(params) do
+    local copy = param.tensor.grad and xt.compute_copy_peek(param.tensor)
+    if copy and copy.dtype == "bf16" then
+      kept[#kept + 1] = { now = param.tensor, before = param.tensor:detach():clone() }
+    end
+  end
+  return kept
+end
+
+local function count_equal(a, b) return xt.sum(xt.cast(xt.eq(a, b), "f32")):item() end
+
+-- Of the weights that the update changed, the share whose bf16 copy it did not change; nil when
+-- none computes in bf16.
+local function lost_share(kept)
+  local changed, lost = 0, 0
+  for _, each in ipairs(kept) do
+    local now, before = each.now:detach(), each.before
+    local same = count_equal(now, before)
+    changed = changed + now.numel - same
+    lost = lost + count_equal(xt.cast(now, "bf16"), xt.cast(before, "bf16")) - same
+  end
+  if #kept > 0 then return changed > 0 and lost / changed or 0.0 end
+end
+
 local step_options = { clip = 0.0, divisor = options.optional }
 
 -- One update. lr: a number. clip: the largest joint norm of the gradients, 0 for none. divisor: the
@@ -222,7 +251,9 @@ function methods:step(lr, given)
         self.steps = self.steps + 1
         local now = { lr = lr, norm = raw, scale = 1 / divisor, clip = o.clip,
           factor = clip_factor(value, o.clip) / divisor }
+        local kept = active.run and active.run:wants_lost_updates() and before_update(self.params)
         for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
+        if kept then active.run:note_lost_updates(lost_share(kept)) end
       else
         skip(self, ("the gradient norm is %s; not finite: %s"):format(
           value ~= value and "NaN" or value,

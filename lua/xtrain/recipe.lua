@@ -35,11 +35,13 @@ local COMMON = {
   bench = 0, -- timed steps
   smoke = false, -- three steps, to see that the recipe works
   trap = false, -- stop at the first op whose output is not finite
+  lost_updates = false, -- log the share of bf16 weights whose update rounds to nothing
   profile = 0,
   threads = 0, -- of the CPU; all when 0
 }
 
 local SMOKE_STEPS = 3
+local MOST_DIGESTS = 4096 -- kept from one log line to the next
 local STOPPED = 130 -- exit status after Ctrl-C, as shells have it
 
 local run = {}
@@ -125,8 +127,13 @@ local function recipe(given, words)
       defaults[key] = value
     end
   end
-  local o, message = options_text.apply(name, words or rawget(_G, "arg") or {}, defaults)
+  local replay = active.replay
+  words = replay and {} or words or rawget(_G, "arg") or {}
+  local o, message = options_text.apply(name, words, defaults)
   if not o then fail(message) end
+  for key in pairs(replay and o or {}) do
+    if replay.options[key] ~= nil then o[key] = replay.options[key] end
+  end
   if o.smoke then o.steps, o.log_every = math.min(o.steps, SMOKE_STEPS), 1 end
   local self = setmetatable({ name = name, options = o }, { __index = run, __name = "run" })
   for key, value in pairs(o) do
@@ -134,14 +141,16 @@ local function recipe(given, words)
   end
   local own = { models = {}, optimizers = {}, saves = {}, sums = {}, step = 0, digest = 0,
     tokens = 0, skips = 0, best = math.huge, busy = 0.0, busy_tokens = 0, busy_steps = 0,
-    rank = 0, world = 1, seconds = {}, progress = log.progress() }
+    rank = 0, world = 1, seconds = {}, chain = {}, replay = replay, progress = log.progress() }
   self.own = own
   own.recipe_text, own.recipe_path = recipe_text(2)
   if o.device ~= "" then xt.device(o.device) end
   self.device = xt.device()
   if o.threads > 0 then xt.threads(o.threads) end
   if o.trap then xt.core.trap(true) end
-  if o.bench == 0 then
+  if replay then
+    self.out, own.saves = replay.out, { replay.save }
+  elseif o.bench == 0 then
     self.out, own.saves = choose_folder(name, o)
     if not self.out then fail(own.saves) end
   end
@@ -199,7 +208,7 @@ local function begin_step(self, step)
   local own = self.own
   own.step, own.closed = step, false
   own.count, own.backwards, own.step_tokens = 0, 0, 0
-  own.loss, own.norm, own.lr = nil, nil, nil
+  own.loss, own.norm, own.lr, own.lost = nil, nil, nil, nil
   for i = #own.sums, 1, -1 do own.sums[i] = nil end
   for _, optimizer in ipairs(own.optimizers) do optimizer:zero_grad() end
   own.began = file.monotonic()
@@ -229,6 +238,8 @@ local function close_step(self)
   own.norm = number_of(own.norm)
   own.digest = xt.core.hash(("<i8i8ddd"):pack(own.digest, own.step, loss_of(own) or 0.0,
     own.norm or 0.0, number_of(own.lr) or 0.0))
+  if #own.chain == MOST_DIGESTS then own.chain = {} end -- of a recipe that does not log
+  own.chain[#own.chain + 1] = save.hex(own.digest)
   own.tokens = own.tokens + own.step_tokens
 end
 
@@ -239,7 +250,8 @@ local function open_folder(self)
   end
   must(file.mkdir(self.out))
   must(file.write_atomic(self.out .. "/config.json",
-    json.encode { name = self.name, options = self.options, version = xt.version } .. "\n"))
+    json.encode { name = self.name, options = self.options, version = xt.version,
+      fingerprint = save.fingerprint() } .. "\n"))
   if own.recipe_text then
     must(file.write_atomic(self.out .. "/recipe.lua", own.recipe_text))
   end
@@ -267,7 +279,8 @@ local function restore(self)
     if info then
       own.step, own.closed, own.digest = info.step, true, math.tointeger(info.digest_bits)
       own.tokens, own.best, own.skips = info.tokens, info.best or math.huge, info.skips
-      own.saved = info.step
+      own.saved, own.chain = info.step, info.chain or {}
+      if own.replay then return end
       log.cut(self.out .. "/metrics.jsonl", info.step)
       own.progress:say(("%s: resumed from %s"):format(self.name, dir))
       return
@@ -292,12 +305,16 @@ end
 function run:steps()
   local own, last = self.own, self.options.steps
   if self.options.bench > 0 then return bench.steps(self, begin_step) end
-  open_folder(self)
+  if not own.replay then open_folder(self) end
   restore(self)
   return function()
     close_step(self)
     xt.collect()
-    if xt.interrupted() then stop(self) end
+    if own.replay then
+      if own.step >= own.replay.last then error(own.replay, 0) end
+    elseif xt.interrupted() then
+      stop(self)
+    end
     if own.step >= last then
       own.progress:close()
       return nil
@@ -346,6 +363,14 @@ function run:note_step(lr, norm)
   self.own.lr, self.own.norm = lr, norm
 end
 
+-- Whether the optimizer shall count, at this step, the updates that bf16 loses.
+function run:wants_lost_updates()
+  local o, step = self.options, self.own.step
+  return o.lost_updates and not self.own.replay and (step == 1 or step % o.log_every == 0)
+end
+
+function run:note_lost_updates(share) self.own.lost = share end
+
 function run:note_skip(reason)
   local own = self.own
   own.skips = own.skips + 1
@@ -369,6 +394,7 @@ local function progress_text(self, row, step_seconds)
   if row.held_out then add("held-out %.4f", row.held_out) end
   if row.lr then add("lr %.2e", row.lr) end
   if row.grad_norm then add("norm %.3f", row.grad_norm) end
+  if row.lost_updates then add("lost %.1f %%", 100 * row.lost_updates) end
   if row.tokens_per_s then add("%s tokens/s", log.count(row.tokens_per_s)) end
   if step_seconds then
     add("%s left", log.duration((self.options.steps - row.step) * step_seconds))
@@ -397,6 +423,7 @@ function run:log(step, values)
     row.bits_per_byte = row.held_out / math.log(2) / own.bytes_per_token
   end
   if own.logged == step then
+    if own.replay then return end
     write_row(self, row)
     own.progress:say(progress_text(self, row))
     return
@@ -407,7 +434,11 @@ function run:log(step, values)
   own.busy_tokens = own.busy_tokens + own.step_tokens * own.world
   own.busy_steps = own.busy_steps + 1
   if step ~= 1 and step % o.log_every ~= 0 and step ~= o.steps then return end
-  row.loss = loss_of(own)
+  if own.replay then return end
+  row.loss, row.lost_updates = loss_of(own), own.lost
+  -- Of the steps since the line before; nothing that the digest of this step does not say alone.
+  row.digests = #own.chain > 1 and own.chain or nil
+  own.chain = {}
   row.tokens, row.digest = own.tokens, save.hex(own.digest)
   row.tokens_per_s = own.busy_tokens / own.busy
   if own.skips > 0 then row.skipped = own.skips end
@@ -430,7 +461,7 @@ end
 local function info_of(self, step)
   local own = self.own
   return { step = step, seed = self.options.seed, tokens = own.tokens, skips = own.skips,
-    digest = save.hex(own.digest), digest_bits = own.digest,
+    digest = save.hex(own.digest), digest_bits = own.digest, chain = own.chain,
     best = own.best < math.huge and own.best or nil,
     bytes_per_token = own.bytes_per_token, name = self.name, options = self.options,
     model = model_of(own), version = xt.version, fingerprint = save.fingerprint(),
@@ -442,7 +473,7 @@ end
 -- the lowest that a save has. Returns its path; or nil, message after saying so: training goes on.
 function run:save(step)
   local own, o = self.own, self.options
-  if o.bench > 0 then return true end
+  if o.bench > 0 or own.replay then return true end
   close_step(self)
   local state = {}
   for _, optimizer in ipairs(own.optimizers) do
