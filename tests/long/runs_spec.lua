@@ -13,12 +13,12 @@ local function drawing(base)
   end
 end
 
-local function describe_runs(title, options, text, fn)
-it(title, function()
-  training.in_place(words, function(place)
-    place:write("text.txt", text)
-    fn(place)
-  end)
+local function describe_runs(title, words, text, fn)
+  it(title, function()
+    training.in_place(words, function(place)
+      place:write("text.txt", text)
+      fn(place)
+    end)
   end)
 end
 
@@ -37,43 +37,43 @@ end
 
 describe("a run", function()
   local title = "killed at 20 moments, one during a save, ends as the run that was never killed"
-  local words = SMALL .. " save_every=10 eval_every=50 log_every=1 steps=" .. STEPS
-  describe_runs(title, words, training.text(40000), function(place)
-      local draw = drawing "kills"
-      local began = file.monotonic()
-      place:must "out=whole"
-      local seconds = file.monotonic() - began
-      local whole = place:digests("whole", STEPS)
-      local killed, at, in_saves = 0, {}, 0
-      for attempt = 1, 10 * KILLS do
-        if killed == KILLS then break end
-        local out = "killed" .. attempt
-        place:start("out=" .. out)
-        if killed == 0 then -- the first one during a save
-          local step = math.floor(draw() * STEPS * 0.8)
-          place:wait(function() return place:step(out) >= step end)
-          os.execute(("cd '%s' && until [ -e %s/.step-*.part ] || [ -e status ]; do :; done; "
-            .. "kill -9 %s"):format(place.dir, out, place.pid))
-        else
-          training.sleep(draw() * seconds)
-        end
-        local status = place:kill()
-        local during = in_save(place, out)
-        if status == 137 and (killed > 0 or during) then
-          killed = killed + 1
-          at[killed] = place:step(out)
-          if during then in_saves = in_saves + 1 end
-          place:must("resume=auto out=" .. out)
-          assert.are.same(whole, place:digests(out, STEPS), "killed at step " .. at[killed])
-          assert.is_false(in_save(place, out))
-        end
-        file.remove_tree(place.dir .. "/" .. out)
+  local options = SMALL .. " save_every=10 eval_every=50 log_every=1 steps=" .. STEPS
+  describe_runs(title, options, training.text(40000), function(place)
+    local draw = drawing "kills"
+    local began = file.monotonic()
+    place:must "out=whole"
+    local seconds = file.monotonic() - began
+    local whole = place:digests("whole", STEPS)
+    local killed, at, in_saves = 0, {}, 0
+    for attempt = 1, 10 * KILLS do
+      if killed == KILLS then break end
+      local out = "killed" .. attempt
+      place:start("out=" .. out)
+      if killed == 0 then -- the first one during a save
+        local step = math.floor(draw() * STEPS * 0.8)
+        place:wait(function() return place:step(out) >= step end)
+        os.execute(("cd '%s' && until [ -e %s/.step-*.part ] || [ -e status ]; do :; done; "
+          .. "kill -9 %s"):format(place.dir, out, place.pid))
+      else
+        training.sleep(draw() * seconds)
       end
-      assert.are.equal(KILLS, killed)
-      assert.is_true(in_saves >= 1)
-      print(("%d kills after the steps %s, %d of them during a save"):format(killed,
-        table.concat(at, " "), in_saves))
-    end)
+      local status = place:kill()
+      local during = in_save(place, out)
+      if status == 137 and (killed > 0 or during) then
+        killed = killed + 1
+        at[killed] = place:step(out)
+        if during then in_saves = in_saves + 1 end
+        place:must("resume=auto out=" .. out)
+        assert.are.same(whole, place:digests(out, STEPS), "killed at step " .. at[killed])
+        assert.is_false(in_save(place, out))
+      end
+      file.remove_tree(place.dir .. "/" .. out)
+    end
+    assert.are.equal(KILLS, killed)
+    assert.is_true(in_saves >= 1)
+    print(("%d kills after the steps %s, %d of them during a save"):format(killed,
+      table.concat(at, " "), in_saves))
+  end)
 
   -- ---- memory ----------------------------------------------------------------------------------
 
