@@ -43,10 +43,12 @@ end
 
 -- qwen3{vocab, dim, layers, heads, kv_heads = heads, head_dim = dim / heads, ffn, rope_theta = 1e4,
 -- rope_layout = "half"|"interleaved", eps = 1e-6, tied = false, qk_norm = true, dropout = 0,
--- embed_dropout = 0, attention_dropout = 0, seed = 0, recompute = "none"|"block"|"selective", attention = "auto"|"composed"|"flash",
+-- embed_dropout = 0, attention_dropout = 0, seed = 0, recompute = "none"|"block"|"selective",
+-- attention = "auto"|"composed"|"flash",
 -- dtype = "f32"|"bf16", context, device}
 -- dropout: of what attention and MLP add to the residual stream; attention_dropout: of the
--- probabilities, after the softmax. seed = false leaves the weights zero, for a caller that loads them. context: the longest sequence
+-- probabilities, after the softmax. seed = false leaves the weights zero, for a caller that loads
+-- them. context: the longest sequence
 -- the model is meant for; written to config.json, and no bound here.
 local function qwen3(given) return build("qwen3", true, given) end
 
