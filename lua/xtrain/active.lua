@@ -4,6 +4,7 @@
 return {
   run = nil, -- the run that xt.recipe made last, or nil
   -- Where steps of a run are made again (verify.lua): {options, out, save = folder or nil, last =
-  -- step}; the recipe takes these options, writes nothing and raises this table after step `last`.
+  -- step, chain = {}}. The recipe takes these options, writes nothing, enters the digest of every
+  -- step in `chain`, and after step `last` enters `digests` of all tensors and raises this table.
   replay = nil,
 }

@@ -1,4 +1,4 @@
--- The verbs of the program: xtrain generate, export, eval, tokenize. Each takes the words that
+-- The verbs of the program: xtrain generate, export, eval, tokenize, verify, diff. Each takes the words that
 -- follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
@@ -256,6 +256,31 @@ function M.tokenize(words)
     print(("%s: %d tokens, %.3f bytes a token"):format(shard, count, #text / math.max(count, 1)))
   end
   return DONE
+end
+
+-- ---- verify, diff ------------------------------------------------------------------------------
+
+-- Prints what the comparison found; with something else than equality, on standard error.
+local function tell(verb, same, text)
+  if same then
+    print(text)
+    return DONE
+  end
+  return select(2, complain(verb .. ": " .. text, FAILED))
+end
+
+-- xtrain verify RUN: checks the saves of a run, and makes its last saved interval again.
+function M.verify(words)
+  local plain, status = parse("verify", "RUN", words, {}, 1)
+  if not plain then return status end
+  return tell("verify", require("xtrain.verify").verify(plain[1]))
+end
+
+-- xtrain diff RUN RUN: the first step at which two runs part.
+function M.diff(words)
+  local plain, status = parse("diff", "RUN RUN", words, {}, 2)
+  if not plain then return status end
+  return tell("diff", require("xtrain.verify").diff(plain[1], plain[2]))
 end
 
 return M

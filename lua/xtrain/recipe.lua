@@ -201,6 +201,14 @@ local function saved_params(own)
   return params
 end
 
+local function saved_state(own)
+  local state = {}
+  for _, optimizer in ipairs(own.optimizers) do
+    for name, tensor in pairs(optimizer:state()) do state[name] = tensor end
+  end
+  return state
+end
+
 -- ---- the loop ----------------------------------------------------------------------------------
 
 -- Counts what is measured anew and forgets the gradients of the step before.
@@ -240,6 +248,7 @@ local function close_step(self)
     own.norm or 0.0, number_of(own.lr) or 0.0))
   if #own.chain == MOST_DIGESTS then own.chain = {} end -- of a recipe that does not log
   own.chain[#own.chain + 1] = save.hex(own.digest)
+  if own.replay then own.replay.chain[own.step] = save.hex(own.digest) end
   own.tokens = own.tokens + own.step_tokens
 end
 
@@ -311,7 +320,10 @@ function run:steps()
     close_step(self)
     xt.collect()
     if own.replay then
-      if own.step >= own.replay.last then error(own.replay, 0) end
+      if own.step >= own.replay.last then
+        own.replay.digests = save.digests(saved_params(own), saved_state(own))
+        error(own.replay, 0)
+      end
     elseif xt.interrupted() then
       stop(self)
     end
@@ -475,14 +487,11 @@ function run:save(step)
   local own, o = self.own, self.options
   if o.bench > 0 or own.replay then return true end
   close_step(self)
-  local state = {}
-  for _, optimizer in ipairs(own.optimizers) do
-    for name, tensor in pairs(optimizer:state()) do state[name] = tensor end
-  end
   local best = own.held_out_step == step and own.held_out < own.best
   local before = own.best
   if best then own.best = own.held_out end
-  local path, message = save.write(self.out, step, saved_params(own), state, info_of(self, step))
+  local path, message = save.write(self.out, step, saved_params(own), saved_state(own),
+    info_of(self, step))
   if not path then
     own.best = before
     own.progress:say(("save of step %d failed, training goes on: %s"):format(step, message))

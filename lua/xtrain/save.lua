@@ -19,9 +19,16 @@ local function hex(digest)
 end
 M.hex = hex
 
--- What a comparison of digests depends on besides the recipe.
+-- What a comparison of digests depends on besides the recipe: where these differ, the last bits of
+-- a result may. The number of threads is not among them.
 function M.fingerprint()
-  return { version = xt.version, isa = xt.isa and xt.isa() or "unknown" }
+  local out = { version = xt.version, isa = xt.isa(), device = xt.device() }
+  for _, library in ipairs(xt.core.libraries()) do
+    if library.found and not library.detail:find "not used" then
+      out[library.name] = library.version
+    end
+  end
+  return out
 end
 
 -- ---- writing -----------------------------------------------------------------------------------
@@ -38,13 +45,23 @@ local function digests(tensors)
   return out
 end
 
--- params: parameters in path order; state: of all optimizers; info: goes into state.json.
-local function write_into(dir, params, state, info)
+local function by_name(params)
   local model = {}
   for _, param in ipairs(params) do model[param.name] = param.tensor:detach() end
+  return model
+end
+
+-- The digest of each tensor that a save holds: {model = {name = digest}, optim = ...}.
+function M.digests(params, state)
+  return { model = digests(by_name(params)), optim = digests(state) }
+end
+
+-- params: parameters in path order; state: of all optimizers; info: goes into state.json.
+local function write_into(dir, params, state, info)
+  local model = by_name(params)
   must(safetensors.save(dir .. "/model.safetensors", model, { format = "xtrain" }))
   must(safetensors.save(dir .. "/optim.safetensors", state, { format = "xtrain" }))
-  info.digests = { model = digests(model), optim = digests(state) }
+  info.digests = M.digests(params, state)
   info.format = FORMAT
   must(file.write_atomic(dir .. "/state.json", json.encode(info) .. "\n"))
   must(file.sync(dir))
