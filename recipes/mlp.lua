@@ -15,6 +15,7 @@ local run = xt.recipe {
   turns = 1.5, -- of each spiral around the middle
   noise = 0.02, -- deviation of the points from their spiral
   hidden = 64, -- width of the hidden layer
+  dropout = 0.0, -- of the hidden layer
 
   steps = 1500,
   batch = 64, -- points a step
@@ -47,12 +48,14 @@ end
 
 local class = xt.nn.class "mlp"
 
-function class:forward(x) -- (n, 2) -> (n, 1): above 0 means the spiral of 1
-  return self.second(xt.tanh(self.first(x)))
+-- (n, 2) -> (n, 1): above 0 means the spiral of 1. seed: of what is dropped in training.
+function class:forward(x, seed)
+  return self.second(self.drop(xt.tanh(self.first(x)), seed))
 end
 
 local model = setmetatable({
   first = xt.nn.linear { d_in = 2, d_out = run.hidden, bias = true, seed = false },
+  drop = xt.nn.dropout { p = run.dropout },
   second = xt.nn.linear { d_in = run.hidden, d_out = 1, bias = true, seed = false },
 }, class)
 xt.nn.init(model, run.seed, function(name)
@@ -77,8 +80,9 @@ local lr = xt.schedule.cosine {
 }
 
 for step in run:steps() do
-  for _, points, side in run:micros(step, data) do
-    run:backward(loss_of(model(points), side), side.numel)
+  for micro, points, side in run:micros(step, data) do
+    local score = model(points, xt.seed(run.seed, step, micro))
+    run:backward(loss_of(score, side), side.numel)
   end
   local norm = opt:step(lr(step), { clip = 1.0 })
   run:log(step, { lr = lr(step), grad_norm = norm })

@@ -1,5 +1,5 @@
--- The verbs of the program: xtrain generate, export, eval, tokenize, verify, diff. Each takes the words that
--- follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
+-- The verbs of the program: xtrain generate, export, eval, tokenize, verify, diff. Each takes the
+-- words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
 
