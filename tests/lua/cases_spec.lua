@@ -1,7 +1,7 @@
 -- Known traps of training systems, each of which was a bug somewhere, with the right answer. Where
 -- the rest of them is tested:
 --
---   dropout, recomputation, seeds          dropout_spec, segment_spec, autograd_spec, random_test.c
+--   dropout, recomputation, seeds          nn_spec, segment_spec, autograd_spec, random_test.c
 --   warm-up, wsd, cosine, stepping twice   schedule_spec, recipe_spec
 --   bias correction, decay of gains        optim_spec
 --   resume, moments by name, killed saves  recipe_spec, optim_spec, disk_spec
