@@ -360,6 +360,31 @@ static int too_many(lua_State *L, const struct reading *r, int given) {
                         most, named ? " and a table of options" : "");
 }
 
+/* The value of the number `dropout` among the arguments, 0 where there is none. */
+static double dropout_of(const struct reading *r) {
+    int attr = 0;
+    for (const struct xt_param *p = r->op->params; p->name; p++) {
+        if (p->kind == XT_P_REAL && strcmp(p->name, "dropout") == 0) return r->args.attrs[attr].f;
+        attr += takes_attr(p);
+    }
+    return 0;
+}
+
+static void check_missing(lua_State *L, const struct reading *r) {
+    unsigned bit = 1;
+    for (const struct xt_param *p = r->op->params; p->name; p++, bit <<= 1) {
+        if (r->given & bit) continue;
+        if (!p->optional)
+            xtbind_error(L, "%s: %s is missing; the signature is %s", r->op->name, p->name,
+                         xtbind_signature(L, r->op));
+        if (p->kind == XT_P_SEED && dropout_of(r) > 0)
+            xtbind_error(L,
+                         "%s: dropout is %f and seed is missing: nothing is random unless a seed "
+                         "says so",
+                         r->op->name, dropout_of(r));
+    }
+}
+
 static void read_arguments(lua_State *L, struct reading *r, int first) {
     int top = lua_gettop(L), index = first, slot = 0, attr = 0;
     unsigned bit = 1;
@@ -393,11 +418,7 @@ static void read_arguments(lua_State *L, struct reading *r, int first) {
     while (index <= top && lua_isnil(L, index)) index++;
     if (index <= top) too_many(L, r, top - (first > 0 ? first : 0) + 1);
     if (first < 0) read_options(L, r, -first);
-    bit = 1;
-    for (p = r->op->params; p->name; p++, bit <<= 1)
-        if (!p->optional && !(r->given & bit))
-            xtbind_error(L, "%s: %s is missing; the signature is %s", r->op->name, p->name,
-                         xtbind_signature(L, r->op));
+    check_missing(L, r);
 }
 
 /* ---- numbers that become tensors ------------------------------------------------------------- */

@@ -62,8 +62,7 @@ local function parse(verb, usage, words, flags, least)
   return plain, given
 end
 
--- ---- models and tokenizers
--- -----------------------------------------------------------------------
+-- ---- models and tokenizers ----------------------------------------------------------------------
 
 -- A save, a run folder or a Hugging Face folder -> {model, tokenizer path, seq, name}; or nil,
 -- message.
@@ -101,8 +100,7 @@ local function filters(o)
     min_p = o.min_p > 0 and o.min_p or nil }
 end
 
--- ---- generate
--- ------------------------------------------------------------------------------------
+-- ---- generate -----------------------------------------------------------------------------------
 
 -- xtrain generate DIR --prompt TEXT: continues a text, printing it as it comes.
 function M.generate(words)
@@ -134,8 +132,7 @@ function M.generate(words)
   return DONE
 end
 
--- ---- export
--- --------------------------------------------------------------------------------------
+-- ---- export -------------------------------------------------------------------------------------
 
 -- xtrain export RUN OUT: a Hugging Face folder.
 function M.export(words)
@@ -158,8 +155,7 @@ function M.export(words)
   return DONE
 end
 
--- ---- eval
--- ----------------------------------------------------------------------------------------
+-- ---- eval ---------------------------------------------------------------------------------------
 
 -- Mean loss over a text in windows of seq tokens, all of it: sum of nats, tokens predicted.
 local function text_loss(model, ids, seq)
@@ -205,55 +201,106 @@ function M.eval(words)
   return DONE
 end
 
--- ---- tokenize
--- ------------------------------------------------------------------------------------
+-- ---- tokenize -----------------------------------------------------------------------------------
 
--- The documents of a file: the `text` of each line of JSONL, else the whole file.
-local function documents(path, text)
-  if not path:find("%.jsonl") then return { text } end
-  local json = require "xtrain.core.json"
-  local list = {}
-  for line in text:gmatch("[^\r\n]+") do
-    local ok, row = pcall(json.decode, line)
-    if not ok or type(row) ~= "table" or type(row.text) ~= "string" then
-      return nil, ("%s: line %d is no object with a string 'text'"):format(path, #list + 1)
-    end
-    list[#list + 1] = row.text
-  end
-  return list
+-- What follows the last line end at or after `first`: the line, and where the next one begins.
+local function next_line(text, first)
+  local ends = text:find("\n", first, true) or #text + 1
+  return text:sub(first, ends - 1), ends + 1
 end
 
--- xtrain tokenize --tokenizer T --out DIR FILE...: one token shard a file.
-function M.tokenize(words)
-  local plain, o = parse("tokenize", "--tokenizer T --out DIR FILE... [--end TOKEN]", words,
-    { tokenizer = options.required, out = options.required, ["end"] = "<|endoftext|>" }, 1)
-  if not plain then return o end
-  local file, shards = require "xtrain.core.file", require "xtrain.core.data"
-  local tokenizer, message = xt.tokenizer.load(o.tokenizer)
-  if not tokenizer then return select(2, complain("tokenize: " .. message, FAILED)) end
+-- Calls fn(document) for the `text` of each line of JSONL, or for all of a text. Returns true, or
+-- nil, message.
+local function each_document(path, text, format, fn)
+  if format == "auto" then format = path:find("%.jsonl") and "jsonl" or "text" end
+  if format == "text" then
+    fn(text)
+    return true
+  end
+  local json = require "xtrain.core.json"
+  local first, number = 1, 0
+  while first <= #text do
+    local line
+    line, first = next_line(text, first)
+    number = number + 1
+    if line:find("%S") then
+      local ok, row = pcall(json.decode, line)
+      if not ok or type(row) ~= "table" or type(row.text) ~= "string" then
+        return nil, ("%s: line %d is no object with a string 'text'"):format(path, number)
+      end
+      fn(row.text)
+    end
+  end
+  return true
+end
+
+-- Where the ids of a file go: its name without .gz, .zst and one more ending.
+local function shard_name(path)
+  if path == "-" then return "stdin" end
+  local name = path:match("[^/]+$"):gsub("%.gz$", ""):gsub("%.zst$", "")
+  return (name:gsub("(.)%.%w+$", "%1"))
+end
+
+-- paths -> shard paths, or nil, message where two would be one.
+local function shard_paths(paths, dir)
+  local shards, taken = {}, {}
+  for i, path in ipairs(paths) do
+    local shard = ("%s/%s.bin"):format(dir, shard_name(path))
+    if taken[shard] then
+      return nil, ("%s and %s would both go to %s"):format(taken[shard], path, shard)
+    end
+    shards[i], taken[shard] = shard, path
+  end
+  return shards
+end
+
+-- Ids of all documents of a file as they lie in a shard, and how many bytes of text they were; or
+-- nil, message.
+local function file_ids(tokenizer, path, ending, format)
+  local text, message = require("xtrain.core.file").read(path)
+  if not text then return nil, message end
+  local parts, bytes = {}, 0
   local ok
-  ok, message = file.mkdir(o.out)
-  if not ok then return select(2, complain("tokenize: " .. message, FAILED)) end
+  ok, message = each_document(path, text, format, function(document)
+    parts[#parts + 1] = ending
+    parts[#parts + 1] = (tokenizer:encode_bytes(document))
+    bytes = bytes + #document
+  end)
+  if not ok then return nil, message end
+  return table.concat(parts), bytes
+end
+
+-- xtrain tokenize --tokenizer T --out DIR FILE...: one token shard a file. A file is text or, when
+-- its name says so, JSONL; gzip and zstd are unpacked; - is standard input.
+function M.tokenize(words)
+  local plain, o = parse("tokenize",
+    "--tokenizer T --out DIR FILE... [--end TOKEN --format auto|text|jsonl]", words,
+    { tokenizer = options.required, out = options.required, ["end"] = "<|endoftext|>",
+      format = "auto" }, 1)
+  if not plain then return o end
+  local function failed(message) return select(2, complain("tokenize: " .. message, FAILED)) end
+  local function wrong(message) return select(2, complain("tokenize: " .. message, USAGE)) end
+  if o.format ~= "auto" and o.format ~= "text" and o.format ~= "jsonl" then
+    return wrong(("--format is '%s', wanted auto, text or jsonl"):format(o.format))
+  end
+  local targets, message = shard_paths(plain, o.out)
+  if not targets then return wrong(message) end
+  local tokenizer, ok
+  tokenizer, message = xt.tokenizer.load(o.tokenizer)
+  if not tokenizer then return failed(message) end
+  ok, message = require("xtrain.core.file").mkdir(o.out)
+  if not ok then return failed(message) end
   -- Where the vocabulary has a token that ends a document, each document begins with it.
   local ending, width = tokenizer:encode_bytes(o["end"], { special = true })
   if #ending ~= width then ending = "" end
-  for _, path in ipairs(plain) do
-    local text, list
-    text, message = file.read(path)
-    if text then list, message = documents(path, text) end
-    if not list then return select(2, complain("tokenize: " .. message, FAILED)) end
-    local parts = {}
-    for _, document in ipairs(list) do
-      parts[#parts + 1] = ending
-      parts[#parts + 1] = (tokenizer:encode_bytes(document))
-    end
-    local ids = table.concat(parts)
+  for i, path in ipairs(plain) do
+    local ids, bytes = file_ids(tokenizer, path, ending, o.format)
+    if not ids then return failed(bytes) end
+    ok, message = require("xtrain.core.data").write(targets[i], ids, width)
+    if not ok then return failed(tostring(message)) end
     local count = #ids // width
-    local name = path:match("[^/]+$"):gsub("%.gz$", ""):gsub("%.zst$", ""):gsub("%.%w+$", "")
-    local shard = ("%s/%s.bin"):format(o.out, name)
-    ok, message = shards.write(shard, ids, width)
-    if not ok then return select(2, complain("tokenize: " .. tostring(message), FAILED)) end
-    print(("%s: %d tokens, %.3f bytes a token"):format(shard, count, #text / math.max(count, 1)))
+    print(("%s: %d tokens, %.3f bytes a token"):format(targets[i], count,
+      bytes / math.max(count, 1)))
   end
   return DONE
 end

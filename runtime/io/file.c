@@ -193,23 +193,63 @@ static enum xt_status unpack_zstd(struct xt_ctx *ctx, const char *path, const st
     return status;
 }
 
+/* All that is left to read of fd. */
+static enum xt_status read_all(struct xt_ctx *ctx, int fd, const char *path, struct text *t) {
+    for (;;) {
+        if (!reserve(t, CHUNK)) return xt_fail(ctx, XT_MEMORY, "out of memory");
+        ssize_t n = read(fd, t->data + t->bytes, CHUNK);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return refused(ctx, "read", path);
+        if (n == 0) return XT_OK;
+        t->bytes += (size_t)n;
+    }
+}
+
+/* The bytes of a pipe, a terminal or the like; *is_stream says whether path is one. */
+static enum xt_status read_stream(struct xt_ctx *ctx, const char *path, bool *is_stream,
+                                  struct text *t) {
+    struct stat info;
+    bool standard = strcmp(path, "-") == 0;
+    *is_stream =
+        standard || (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode));
+    if (!*is_stream) return XT_OK;
+    if (standard) return read_all(ctx, STDIN_FILENO, "standard input", t);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return refused(ctx, "open", path);
+    enum xt_status status = read_all(ctx, fd, path, t);
+    close(fd);
+    return status;
+}
+
 enum xt_status xt_read_text(struct xt_ctx *ctx, const char *path, char **text, size_t *bytes) {
-    struct xt_map map;
-    enum xt_status status = xt_map_open(ctx, path, &map);
-    if (status != XT_OK) return status;
-    struct text t = {0};
+    struct xt_map map = {0}; /* the bytes as they lie in the file */
+    struct text raw = {0}, t = {0};
+    bool is_stream;
+    enum xt_status status = read_stream(ctx, path, &is_stream, &raw);
+    if (is_stream)
+        map = (struct xt_map){(const unsigned char *)raw.data, raw.bytes};
+    else
+        status = xt_map_open(ctx, path, &map);
+    if (status != XT_OK) {
+        free(raw.data);
+        return status;
+    }
     const unsigned char *d = map.data;
     if (map.bytes > 2 && d[0] == 0x1F && d[1] == 0x8B)
         status = unpack_gzip(ctx, path, &map, &t);
     else if (map.bytes > 4 && memcmp(d, "\x28\xB5\x2F\xFD", 4) == 0)
         status = unpack_zstd(ctx, path, &map, &t);
-    else if (!reserve(&t, map.bytes))
+    else if (is_stream) {
+        t = raw;
+        raw = (struct text){0};
+    } else if (!reserve(&t, map.bytes))
         status = xt_fail(ctx, XT_MEMORY, "out of memory");
     else if (map.bytes) {
         memcpy(t.data, d, map.bytes);
         t.bytes = map.bytes;
     }
-    xt_map_close(&map);
+    if (!is_stream) xt_map_close(&map);
+    free(raw.data);
     if (status != XT_OK) {
         free(t.data);
         return status;

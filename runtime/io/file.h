@@ -35,7 +35,8 @@ void xt_writer_abandon(struct xt_writer *w); /* after commit: nothing */
 
 enum xt_status xt_sync_folder(struct xt_ctx *ctx, const char *path);
 
-/* The text of a file; .gz and .zst are unpacked by their first bytes. malloc'd, NUL-terminated. */
+/* The text of a file, a pipe or, for "-", standard input; gzip and zstd are known by their first
+   bytes and unpacked. malloc'd, NUL-terminated. */
 enum xt_status xt_read_text(struct xt_ctx *ctx, const char *path, char **text, size_t *bytes);
 
 #endif
