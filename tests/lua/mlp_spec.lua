@@ -50,8 +50,8 @@ describe("recipes/mlp.lua", function()
     -- The learning rate is a function of all 60 steps, so a run of 40 would be another run.
     assert(file.mkdir(dir .. "/b"))
     -- Under the sanitizers their library is preloaded, and would judge cp's own leaks.
-    assert(os.execute(("LD_PRELOAD= cp -r '%s/a/config.json' '%s/a/step-00000040' '%s/b/'"):format(dir, dir,
-      dir)))
+    assert(os.execute(("LD_PRELOAD= cp -r '%s/a/config.json' '%s/a/step-00000040' '%s/b/'")
+      :format(dir, dir, dir)))
     local again = run(words .. "/b resume=auto")
     assert.are.equal(ends "a", ends "b")
     assert.are.equal(whole:match "right side[^\n]*", again:match "right side[^\n]*")
