@@ -159,8 +159,10 @@ describe("xtrain", function()
     assert.are.equal("2.0\t4.0\t6.0\n", (run("-e " .. quote(code))))
   end)
 
-  -- A terminal for the prompt comes from script(1).
-  if os.execute("command -v script > /dev/null") then
+  -- A terminal for the prompt comes from script(1), where the system lends it one.
+  if not os.execute "script -qec true /dev/null > /dev/null 2>&1" then
+    pending "prompts: script(1) gets no terminal here"
+  else
     it("prompts, goes on while input is incomplete, prints results, keeps the last", function()
       local saved = program
       local lines = "1 + 2\n_ * 2\nfor i = 7, 7 do\nprint(i * 11)\nend\nerror 'x'\n=5\n"
