@@ -13,17 +13,23 @@ enum { Q, K, V, MASK, LENGTHS, DOCUMENTS, SEED, INPUTS };
 enum { CAUSAL, SCALE, DROPOUT, SEED_ATTR, IMPL };
 enum impl { AUTO, COMPOSED, FLASH, CUDNN };
 
+/* The parameters that attention and its tiled form share, in the order of the two enums above. */
+/* clang-format off */
+#define SHARED_PARAMS                                                                              \
+    {.name = "q", .kind = XT_P_TENSOR},                                                            \
+    {.name = "k", .kind = XT_P_TENSOR},                                                            \
+    {.name = "v", .kind = XT_P_TENSOR},                                                            \
+    {.name = "causal", .kind = XT_P_BOOL, .optional = true, .named = true},                        \
+    {.name = "scale", .kind = XT_P_REAL, .optional = true, .named = true},                         \
+    {.name = "mask", .kind = XT_P_TENSOR, .optional = true, .named = true},                        \
+    {.name = "lengths", .kind = XT_P_TENSOR, .optional = true, .named = true},                     \
+    {.name = "documents", .kind = XT_P_TENSOR, .optional = true, .named = true},                   \
+    {.name = "dropout", .kind = XT_P_REAL, .optional = true, .named = true},                       \
+    {.name = "seed", .kind = XT_P_SEED, .optional = true, .named = true}
+/* clang-format on */
+
 static const struct xt_param params[] = {
-    {.name = "q", .kind = XT_P_TENSOR},
-    {.name = "k", .kind = XT_P_TENSOR},
-    {.name = "v", .kind = XT_P_TENSOR},
-    {.name = "causal", .kind = XT_P_BOOL, .optional = true, .named = true},
-    {.name = "scale", .kind = XT_P_REAL, .optional = true, .named = true},
-    {.name = "mask", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "lengths", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "documents", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "dropout", .kind = XT_P_REAL, .optional = true, .named = true},
-    {.name = "seed", .kind = XT_P_SEED, .optional = true, .named = true},
+    SHARED_PARAMS,
     {.name = "impl",
      .kind = XT_P_CHOICE,
      .optional = true,
@@ -99,8 +105,7 @@ static enum xt_status check(struct xt_ctx *ctx, const struct xt_op *op, const st
     return XT_OK;
 }
 
-/* ---- tiled
-   ------------------------------------------------------------------------------------ */
+/* ---- tiled ----------------------------------------------------------------------------------- */
 
 static enum xt_status infer_tiled(struct xt_ctx *ctx, const struct xt_op *op,
                                   const struct xt_args *a, struct xt_output *outputs) {
@@ -125,16 +130,7 @@ static enum xt_status infer_tiled_grad(struct xt_ctx *ctx, const struct xt_op *o
 }
 
 static const struct xt_param grad_params[] = {
-    {.name = "q", .kind = XT_P_TENSOR},
-    {.name = "k", .kind = XT_P_TENSOR},
-    {.name = "v", .kind = XT_P_TENSOR},
-    {.name = "causal", .kind = XT_P_BOOL, .optional = true, .named = true},
-    {.name = "scale", .kind = XT_P_REAL, .optional = true, .named = true},
-    {.name = "mask", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "lengths", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "documents", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "dropout", .kind = XT_P_REAL, .optional = true, .named = true},
-    {.name = "seed", .kind = XT_P_SEED, .optional = true, .named = true},
+    SHARED_PARAMS,
     {.name = "g", .kind = XT_P_TENSOR},
     {.name = "out", .kind = XT_P_TENSOR},
     {.name = "lse", .kind = XT_P_TENSOR},
@@ -166,20 +162,7 @@ static enum xt_status backward_tiled(struct xt_ctx *ctx, struct xt_grads *g) {
     return XT_OK;
 }
 
-/* The same parameters as attention, but for impl. */
-static const struct xt_param tiled_params[] = {
-    {.name = "q", .kind = XT_P_TENSOR},
-    {.name = "k", .kind = XT_P_TENSOR},
-    {.name = "v", .kind = XT_P_TENSOR},
-    {.name = "causal", .kind = XT_P_BOOL, .optional = true, .named = true},
-    {.name = "scale", .kind = XT_P_REAL, .optional = true, .named = true},
-    {.name = "mask", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "lengths", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "documents", .kind = XT_P_TENSOR, .optional = true, .named = true},
-    {.name = "dropout", .kind = XT_P_REAL, .optional = true, .named = true},
-    {.name = "seed", .kind = XT_P_SEED, .optional = true, .named = true},
-    {0},
-};
+static const struct xt_param tiled_params[] = {SHARED_PARAMS, {0}};
 
 static const struct xt_op op_tiled = {
     .name = "attention_tiled",
@@ -195,8 +178,7 @@ static const struct xt_op op_tiled = {
     .backward = backward_tiled,
 };
 
-/* ---- composed
-   --------------------------------------------------------------------------------- */
+/* ---- composed -------------------------------------------------------------------------------- */
 
 static enum xt_status infer_softmax(struct xt_ctx *ctx, const struct xt_op *op,
                                     const struct xt_args *a, struct xt_output *outputs) {
