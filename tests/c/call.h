@@ -123,4 +123,16 @@ static inline void drop(struct xt_ctx *ctx, struct xt_tensor **list, int n) {
     for (int i = 0; i < n; i++) xt_tensor_release(ctx, list[i]);
 }
 
+/* A context for each test; nothing may be alive in it at the end. */
+static inline int setup(void **state) {
+    *state = xt_ctx_new();
+    return *state ? 0 : -1;
+}
+
+static inline int teardown(void **state) {
+    int64_t live = xt_live_count(*state);
+    xt_ctx_free(*state);
+    return live == 0 ? 0 : -1;
+}
+
 #endif

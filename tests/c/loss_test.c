@@ -359,17 +359,6 @@ static void failing_allocations_leave_nothing(void **state) {
     drop(ctx, (struct xt_tensor *[]){x, w, labels}, 3);
 }
 
-static int setup(void **state) {
-    *state = xt_ctx_new();
-    return *state ? 0 : -1;
-}
-
-static int teardown(void **state) {
-    int64_t live = xt_live_count(*state);
-    xt_ctx_free(*state);
-    return live == 0 ? 0 : -1;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

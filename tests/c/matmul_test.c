@@ -51,8 +51,7 @@ static void want_product(struct xt_ctx *ctx, struct xt_tensor *a, struct xt_tens
     free(z);
 }
 
-/* ---- values
-   ----------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static void golden_values(void **state) {
     struct xt_ctx *ctx = *state;
@@ -227,8 +226,7 @@ static void linear_is_a_product_and_a_bias_rounded_once(void **state) {
             }
 }
 
-/* ---- bits
-   ------------------------------------------------------------------------------------- */
+/* ---- bits ------------------------------------------------------------------------------------ */
 
 /* target (+)= a @ b in f32, at several numbers of threads, and a @ b in its own dtype. */
 static void want_bits_at_any_threads(struct xt_ctx *ctx, enum xt_dtype dtype, int64_t m, int64_t n,
@@ -308,8 +306,7 @@ static void batches_have_the_same_bits_at_any_threads(void **state) {
     xt_set_threads(ctx, before);
 }
 
-/* ---- errors
-   ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void wants(struct xt_ctx *ctx, const char *name, struct xt_tensor *a, struct xt_tensor *b,
                   struct xt_tensor *c, enum xt_status status, const char *text) {
@@ -349,8 +346,7 @@ static void misuse_names_what_was_given(void **state) {
     for (int i = 0; i < 8; i++) xt_tensor_release(ctx, all[i]);
 }
 
-/* ---- gradients
-   -------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 static void gradients_agree_with_differences(void **state) {
     struct xt_ctx *ctx = *state;
@@ -480,8 +476,7 @@ static void a_failed_allocation_leaves_nothing(void **state) {
     xt_tensor_release(ctx, seed);
 }
 
-/* ---- oneDNN
-   ----------------------------------------------------------------------------------- */
+/* ---- oneDNN ---------------------------------------------------------------------------------- */
 
 /* In f32, which every processor multiplies, so that what is declared of its API is exercised. */
 static void onednn_runs_a_product_where_it_is_installed(void **state) {

@@ -85,8 +85,7 @@ static void rope_turns_by_the_right_angles(void **state) {
     drop(ctx, (struct xt_tensor *[]){x, p, y}, 3);
 }
 
-/* ---- gradients along one direction
-   ------------------------------------------------------------- */
+/* ---- gradients along one direction ----------------------------------------------------------- */
 
 /* sum(op(inputs) * weights) with every attribute at its default. */
 static struct xt_tensor *score(struct xt_ctx *ctx, const char *name, struct xt_tensor *const *in,
@@ -262,17 +261,6 @@ static void no_rows_leave_zero_gains(void **state) {
     assert_values(ctx, xt_grad_of(v[1]), (double[4]){0}, 0);
     drop(ctx, v, 2);
     drop(ctx, (struct xt_tensor *[]){x, w, y, sum}, 4);
-}
-
-static int setup(void **state) {
-    *state = xt_ctx_new();
-    return *state ? 0 : -1;
-}
-
-static int teardown(void **state) {
-    int64_t live = xt_live_count(*state);
-    xt_ctx_free(*state);
-    return live == 0 ? 0 : -1;
 }
 
 int main(void) {

@@ -270,17 +270,6 @@ static void groups_that_do_not_fit_are_named(void **state) {
     drop(ctx, in, 6);
 }
 
-static int setup(void **state) {
-    *state = xt_ctx_new();
-    return *state ? 0 : -1;
-}
-
-static int teardown(void **state) {
-    int64_t live = xt_live_count(*state);
-    xt_ctx_free(*state);
-    return live == 0 ? 0 : -1;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

@@ -45,8 +45,7 @@ static void drop(struct xt_ctx *ctx, int n, struct xt_tensor **list) {
     drop(ctx, (int)(sizeof((struct xt_tensor *[]){__VA_ARGS__}) / sizeof(void *)),                 \
          (struct xt_tensor *[]){__VA_ARGS__})
 
-/* ---- values
-   ------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static double plain_sigmoid(double x) {
     return 1 / (1 + exp(-x));
@@ -205,8 +204,7 @@ static void integers_are_exact_and_wrap(void **state) {
     DROP(a, two, y, z, w);
 }
 
-/* ---- strides and broadcasting
-   ------------------------------------------------------------------ */
+/* ---- strides and broadcasting ---------------------------------------------------------------- */
 
 static void every_layout_gives_the_bits_of_a_copy(void **state) {
     struct xt_ctx *ctx = *state;
@@ -287,8 +285,7 @@ static void threads_never_show_in_the_bits(void **state) {
     }
 }
 
-/* ---- dtypes
- * -------------------------------------------------------------------------------------- */
+/* ---- dtypes ---------------------------------------------------------------------------------- */
 
 static void casts_round_once_truncate_and_saturate(void **state) {
     struct xt_ctx *ctx = *state;
@@ -357,8 +354,7 @@ static void dtypes_that_differ_are_refused_by_name(void **state) {
     DROP(a, b, c, d);
 }
 
-/* ---- gradients
- * ----------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 static void gradients_agree_with_differences(void **state) {
     struct xt_ctx *ctx = *state;
@@ -487,8 +483,7 @@ static void a_product_keeps_only_what_its_gradients_need(void **state) {
     DROP(x, v, mask, w);
 }
 
-/* ---- in place
- * ------------------------------------------------------------------------------------ */
+/* ---- in place -------------------------------------------------------------------------------- */
 
 static void in_place_ops_write_views(void **state) {
     struct xt_ctx *ctx = *state;

@@ -14,24 +14,12 @@
 --   200,000 ops and a small stack          segment_spec
 --   another order each epoch               recipe_spec
 --   eval mode undone                       nn_spec
+local expect = require "expect"
 local xt = require "xtrain"
 
+local raises, near = expect.raises, expect.near
+
 local inf = math.huge
-
-local function raises(wanted, fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error that says " .. wanted)
-  assert.is_truthy(tostring(message):find(wanted, 1, true), "got: " .. tostring(message))
-end
-
-local function near(want, got, bound)
-  if type(want) == "table" then
-    assert.are.equal(#want, #got)
-    for i = 1, #want do near(want[i], got[i], bound) end
-  else
-    assert.is_near(want, got, bound or 1e-6)
-  end
-end
 
 local function i32(value) return xt.tensor(value, { dtype = "i32" }) end
 

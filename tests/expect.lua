@@ -1,0 +1,23 @@
+-- What several specs expect in the same words.
+local assert = require "luassert"
+
+local M = {}
+
+-- fn(...) raises an error that says `wanted`.
+function M.raises(wanted, fn, ...)
+  local ok, message = pcall(fn, ...)
+  assert.is_false(ok, "no error that says " .. wanted)
+  assert.is_truthy(tostring(message):find(wanted, 1, true), "got: " .. tostring(message))
+end
+
+-- got is want within bound (1e-6); nested tables element for element.
+function M.near(want, got, bound)
+  if type(want) == "table" then
+    assert.are.equal(#want, #got)
+    for i = 1, #want do M.near(want[i], got[i], bound) end
+  else
+    assert.is_near(want, got, bound or 1e-6)
+  end
+end
+
+return M
