@@ -275,8 +275,7 @@ static enum xt_status resolve_dims(struct xt_ctx *ctx, const struct xt_slot *slo
     return XT_OK;
 }
 
-/* ---- writes in place
-   -------------------------------------------------------------------------- */
+/* ---- writes in place ------------------------------------------------------------------------- */
 
 static bool is_written(const struct xt_slot *slot, int i) {
     const struct xt_op *op = slot->op;
@@ -348,8 +347,7 @@ static enum xt_status check_writes(struct xt_ctx *ctx, const struct xt_slot *slo
     return XT_OK;
 }
 
-/* ---- launching
-   -------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 static bool fits(const struct xt_tensor *t, enum xt_layout layout) {
     if (layout == XT_STRIDED) return true;

@@ -89,8 +89,7 @@ struct xt_onednn {
     int n_threads;
 };
 
-/* ---- opening
-   ---------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static bool find(void *library, const char *name, void *function, bool needed) {
     void *found = dlsym(library, name);
@@ -208,8 +207,7 @@ bool xt_onednn_serves(struct xt_ctx *ctx) {
     return o && o->serves;
 }
 
-/* ---- products
-   --------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 static bool describe(const struct functions *f, enum xt_dtype dtype, int64_t rows, int64_t cols,
                      int64_t row, int64_t col, union descriptor *out) {

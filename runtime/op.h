@@ -159,7 +159,7 @@ struct xt_op {
                                       for all inputs from 31 on */
     unsigned keeps_for[2];  /* of two inputs: what the gradient of each needs of keeps_in, when that
                                differs; both 0: all of it */
-    unsigned writes;        /* mask of inputs written in place; XT_WRITES_ALL: the whole list */
+    unsigned writes;        /* mask of inputs written in place, as keeps_in */
     xt_infer_fn *infer;     /* checks shapes and dtypes, fills outputs */
     xt_compose_fn *compose; /* with XT_COMPOSED */
     xt_backward_fn *backward; /* NULL only with XT_NO_GRADIENT, XT_INTERNAL or XT_COMPOSED */

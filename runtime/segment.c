@@ -98,8 +98,7 @@ void xt_segment_abort(struct xt_ctx *ctx, struct xt_segment *segment) {
     if (!segment->parent) xt_segment_release(ctx, segment);
 }
 
-/* ---- replay
-   ----------------------------------------------------------------------------------- */
+/* ---- replay ---------------------------------------------------------------------------------- */
 
 struct replay {
     struct xt_segment *segment;

@@ -248,8 +248,7 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
     return XT_OK;
 }
 
-/* ---- leaves
-   ----------------------------------------------------------------------------------- */
+/* ---- leaves ---------------------------------------------------------------------------------- */
 
 enum xt_status xt_var_new(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
     char text[128];
@@ -358,8 +357,7 @@ void xt_compute_copy_fresh(struct xt_tensor *master) {
     if (master->leaf) master->leaf->copy_version = master->storage->version;
 }
 
-/* ---- routing gradients
-   ------------------------------------------------------------------------ */
+/* ---- routing gradients ----------------------------------------------------------------------- */
 
 static bool same_shape(const struct xt_tensor *t, const struct xt_spec *spec) {
     return t->ndim == spec->ndim &&
@@ -495,8 +493,7 @@ enum xt_device xt_call_device(const struct xt_call *call) {
     return XT_CPU;
 }
 
-/* ---- the walk
-   --------------------------------------------------------------------------------- */
+/* ---- the walk -------------------------------------------------------------------------------- */
 
 struct call_list {
     struct xt_call **items; /* n of cap */
@@ -783,8 +780,7 @@ enum xt_status xt_grad(struct xt_ctx *ctx, struct xt_tensor *output,
     return status;
 }
 
-/* ---- looking
-   ---------------------------------------------------------------------------------- */
+/* ---- looking --------------------------------------------------------------------------------- */
 
 static size_t kept_bytes(struct xt_tensor *const *list, int n, uint64_t stamp) {
     size_t bytes = 0;

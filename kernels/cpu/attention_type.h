@@ -202,8 +202,7 @@ static enum xt_status NAME(forward)(struct xt_ctx *ctx, const struct xt_launch *
     return XT_OK;
 }
 
-/* ---- backward
-   --------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* rowsum(g * out), a row. */
 static void NAME(deltas)(const struct problem *p, const struct xt_launch *l, struct NAME(tiles) * w,
@@ -302,8 +301,7 @@ static enum xt_status NAME(backward)(struct xt_ctx *ctx, const struct xt_launch 
     return XT_OK;
 }
 
-/* ---- the softmax of composed attention
-   -------------------------------------------------------- */
+/* ---- the softmax of composed attention ------------------------------------------------------- */
 
 static REAL NAME(at)(const struct xt_tensor *t, int64_t i) {
     return t->dtype == XT_BF16 ? (REAL)xt_bf16_to_f32(((const uint16_t *)xt_data(t))[i])

@@ -16,8 +16,7 @@ typedef T F(vec) __attribute__((vector_size(GEMM_VECTOR), aligned(sizeof(T)), ma
 typedef T F(four) __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 typedef INDEX F(pick) __attribute__((vector_size(4 * sizeof(T))));
 
-/* ---- the tile
-   --------------------------------------------------------------------------------- */
+/* ---- the tile -------------------------------------------------------------------------------- */
 
 /* c[rows][COLS] = or += sum over p < k of a[i * a_row + p * a_step] * b[p * COLS + j]. */
 static inline __attribute__((always_inline)) void F(tile)(const int rows, int64_t k, const T *a,
@@ -75,8 +74,7 @@ static void F(tile_rows)(int rows, int64_t k, struct F(strip) a, const T *b, T *
     }
 }
 
-/* ---- packing
-   ---------------------------------------------------------------------------------- */
+/* ---- packing --------------------------------------------------------------------------------- */
 
 static inline __attribute__((always_inline)) T F(one)(const void *data, bool half, int64_t at) {
     return half ? (T)xt_bf16_to_f32(((const uint16_t *)data)[at]) : ((const T *)data)[at];
@@ -171,8 +169,7 @@ F(pack_strip)(const struct gemm_side *a, bool half, int64_t at, int64_t rows, in
                 to[p * GEMM_ROWS + r] = F(one)(a->data, half, at + r * a->row + p * a->col);
 }
 
-/* ---- blocks
-   ----------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* Where b is packed: blocks of GEMM_DEPTH steps one after another, in each the panels. */
 struct F(packed) {
@@ -264,8 +261,7 @@ static void F(part)(const struct gemm *g, const struct gemm_part *t, const struc
         F(finish)(g, sums + i * row, t->j, t->n, (uint16_t *)g->c + c_at + i * g->n);
 }
 
-/* ---- plans
-   ------------------------------------------------------------------------------------ */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 /* Each thread takes columns of an item and packs b by itself: many items, or few rows. */
 static void F(run_apart)(const struct gemm *g, const struct gemm_plan *plan, T *scratch) {

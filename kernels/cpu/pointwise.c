@@ -5,8 +5,7 @@
 #include "math.h"
 #include "pointwise_loop.h"
 
-/* ---- from rows to loops
-   ------------------------------------------------------------------------ */
+/* ---- from rows to loops ---------------------------------------------------------------------- */
 
 /* The loops of one op, by the dtype computed in; NULL where there is none. */
 struct blocks {
@@ -212,8 +211,7 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_launch *l,
 
 #include "../pointwise.def"
 
-/* ---- selection
- * ----------------------------------------------------------------------------------- */
+/* ---- selection ------------------------------------------------------------------------------- */
 
 /* y = cond ? a : b, bit by bit: the dtype of a and b is only a size. */
 #define SELECT(name, C, T)                                                                         \
@@ -283,8 +281,7 @@ static enum xt_status masked_fill(struct xt_ctx *ctx, const struct xt_launch *l)
     return XT_OK;
 }
 
-/* ---- copies
- * -------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 static enum xt_status copy(struct xt_ctx *ctx, const struct xt_tensor *from,
                            const struct xt_tensor *to) {
@@ -353,8 +350,7 @@ static enum xt_status add_in_place(struct xt_ctx *ctx, const struct xt_launch *l
     return XT_OK;
 }
 
-/* ---- the table
- * ----------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define XT_UNARY(name, ...)                                                                        \
     {#name, XT_FLOATS, XT_STRIDED, name##_kernel},                                                 \

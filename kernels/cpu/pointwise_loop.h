@@ -124,8 +124,7 @@ static void merge_dims(struct loop *l) {
     for (int k = 0; k < l->n_in + l->n_out; k++) operand_at(l, k)->stride[0] = 1;
 }
 
-/* ---- one operand
-   ------------------------------------------------------------------------------ */
+/* ---- one operand ----------------------------------------------------------------------------- */
 
 static int64_t offset_of(const struct loop *l, const struct operand *o, const int64_t *at) {
     int64_t offset = 0;
@@ -242,8 +241,7 @@ static void store(const struct loop *l, int k, const struct place *b, struct scr
     move_rows(l, o, b->at, b->m, block, true);
 }
 
-/* ---- the loop
-   --------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 /* The blocks of operands that are the same number everywhere. */
 static void fill_constants(const struct loop *l, int64_t n, struct scratch *s) {
@@ -283,8 +281,7 @@ static void run_part(const struct loop *l, int64_t first, int64_t end) {
     }
 }
 
-/* ---- patches
-   ---------------------------------------------------------------------------------- */
+/* ---- patches --------------------------------------------------------------------------------- */
 
 /* rows x cols elements at index `at` between an operand's memory and a block of that many; line by
    line in the direction in which the memory is dense. */
@@ -364,8 +361,7 @@ static void run_patches(const struct loop *l, int64_t first, int64_t end) {
     }
 }
 
-/* ---- the whole
-   -------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 /* Whether an operand is dense along d and far apart along the last dimension, both long. */
 static bool lies_across(const struct loop *l, const struct operand *o, int d) {

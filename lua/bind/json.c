@@ -92,8 +92,7 @@ static int decode(lua_State *L) {
     return 1;
 }
 
-/* ---- encoding
-   --------------------------------------------------------------------------------- */
+/* ---- encoding -------------------------------------------------------------------------------- */
 
 /* The text being written: in a userdata, so that an error frees it. */
 struct text {

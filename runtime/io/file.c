@@ -42,8 +42,7 @@ void xt_map_close(struct xt_map *map) {
     *map = (struct xt_map){0};
 }
 
-/* ---- writing
-   ---------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 enum xt_status xt_sync_folder(struct xt_ctx *ctx, const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -115,8 +114,7 @@ void xt_writer_abandon(struct xt_writer *w) {
     w->temporary = w->path = NULL;
 }
 
-/* ---- reading text
-   ----------------------------------------------------------------------------- */
+/* ---- reading text ---------------------------------------------------------------------------- */
 
 /* A growing buffer. */
 struct text {

@@ -219,8 +219,7 @@ bool xt_safetensors_metadata(const struct xt_safetensors *f, int64_t index, cons
     return true;
 }
 
-/* ---- writing
-   ---------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 struct item {
     const char *name;

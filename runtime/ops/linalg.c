@@ -10,8 +10,7 @@
 #define TEXT_BYTES 160
 #define FACTORS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
 
-/* ---- shapes
-   ----------------------------------------------------------------------------------- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 /* "3x4": what xt_describe writes after the dtype. */
 static const char *shape_text(const struct xt_tensor *t, char *buffer) {
@@ -70,8 +69,7 @@ static bool same_shape(const struct xt_spec *a, const int64_t *shape, int ndim) 
     return a->ndim == ndim && memcmp(a->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
-/* ---- matmul_acc
-   ------------------------------------------------------------------------------- */
+/* ---- matmul_acc ------------------------------------------------------------------------------ */
 
 static enum xt_status acc_infer(struct xt_ctx *ctx, const struct xt_op *op,
                                 const struct xt_args *args, struct xt_output *outputs) {
@@ -119,8 +117,7 @@ static enum xt_status accumulate(struct xt_ctx *ctx, struct xt_tensor *target, s
     return xt_call_run(ctx, &xt_op_matmul_acc, &args, NULL);
 }
 
-/* ---- gradients
-   -------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 /* Gives input i the gradient a @ b. Where the input was broadcast the tape sums it down. */
 static enum xt_status give(struct xt_ctx *ctx, struct xt_grads *g, int i, struct xt_tensor *a,
@@ -224,8 +221,7 @@ done:
     return status;
 }
 
-/* ---- matmul
-   ----------------------------------------------------------------------------------- */
+/* ---- matmul ---------------------------------------------------------------------------------- */
 
 static enum xt_status matmul_infer(struct xt_ctx *ctx, const struct xt_op *op,
                                    const struct xt_args *args, struct xt_output *outputs) {
@@ -252,8 +248,7 @@ static const struct xt_op xt_op_matmul = {
     .backward = matmul_back,
 };
 
-/* ---- linear
-   ----------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
 static enum xt_status linear_infer(struct xt_ctx *ctx, const struct xt_op *op,
                                    const struct xt_args *args, struct xt_output *outputs) {

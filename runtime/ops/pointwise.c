@@ -18,8 +18,7 @@ enum keeps { XT_NOTHING = 0, XT_A = 1, XT_B = 2, XT_X = XT_A, XT_Y = 4 };
 #define KEEPS_IN(keeps) ((unsigned)(keeps)&3u)
 #define KEEPS_OUT(keeps) ((unsigned)(keeps) >> 2)
 
-/* ---- shape rules
- * --------------------------------------------------------------------------------- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static enum xt_status infer_like(struct xt_ctx *ctx, const struct xt_op *op,
                                  const struct xt_args *args, struct xt_output *outputs) {
@@ -52,8 +51,7 @@ static enum xt_status infer_compare(struct xt_ctx *ctx, const struct xt_op *op,
     return XT_OK;
 }
 
-/* ---- backward
- * ------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* dx, by the internal op `grad`, which takes the attributes of the op itself. */
 static enum xt_status backward_unary(struct xt_ctx *ctx, struct xt_grads *g,
@@ -96,8 +94,7 @@ static enum xt_status backward_both(struct xt_ctx *ctx, struct xt_grads *g,
     return XT_OK;
 }
 
-/* ---- rows from pointwise.def
- * ---------------------------------------------------------------------- */
+/* ---- rows from pointwise.def ----------------------------------------------------------------- */
 
 #define TENSOR(text)                                                                               \
     { .name = text, .kind = XT_P_TENSOR }
@@ -212,8 +209,7 @@ static const struct xt_param params_grad_ab[] = {TENSOR("g"), KEPT("a"), KEPT("b
 
 #include "../../kernels/pointwise.def"
 
-/* ---- where, masked_fill
-   ----------------------------------------------------------------------- */
+/* ---- where, masked_fill ---------------------------------------------------------------------- */
 
 static enum xt_status infer_where(struct xt_ctx *ctx, const struct xt_op *op,
                                   const struct xt_args *args, struct xt_output *outputs) {
@@ -289,8 +285,7 @@ static const struct xt_op xt_op_masked_fill = {
     .backward = backward_masked_fill,
 };
 
-/* ---- cast
- * ---------------------------------------------------------------------------------------- */
+/* ---- cast ------------------------------------------------------------------------------------ */
 
 static enum xt_status infer_cast(struct xt_ctx *ctx, const struct xt_op *op,
                                  const struct xt_args *args, struct xt_output *outputs) {
@@ -320,8 +315,7 @@ static const struct xt_op xt_op_cast = {
     .backward = backward_cast,
 };
 
-/* ---- in place
- * ------------------------------------------------------------------------------------ */
+/* ---- in place -------------------------------------------------------------------------------- */
 
 /* The second input must broadcast to exactly the shape of x. */
 static enum xt_status infer_in_place(struct xt_ctx *ctx, const struct xt_op *op,
@@ -392,8 +386,7 @@ static const struct xt_op xt_op_add_in_place = {
     .infer = infer_add_in_place,
 };
 
-/* ---- the list
- * ------------------------------------------------------------------------------------ */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 /* First what users call, then the internal ones. */
 #define XT_UNARY(name, ...) &xt_op_##name,
