@@ -91,6 +91,17 @@ void xt_set_trap(struct xt_ctx *ctx, bool on);
 
 enum xt_device { XT_CPU, XT_CUDA, XT_DEVICE_COUNT };
 
+/* "cpu", "cuda" */
+const char *xt_device_name(enum xt_device device);
+/* Opens the device if it is not open yet: XT_DEVICE, with the reason, where there is none. The CPU
+   is always open. A device is used only once it is open. */
+enum xt_status xt_device_open(struct xt_ctx *ctx, enum xt_device device);
+/* One line for people about an open device. */
+void xt_device_describe(struct xt_ctx *ctx, enum xt_device device, char *text, size_t bytes);
+/* Waits for everything queued on an open device and reports what failed there, such as a label out
+   of range. */
+enum xt_status xt_device_finish(struct xt_ctx *ctx, enum xt_device device);
+
 struct xt_memory {
     size_t live_bytes;     /* in storages now */
     size_t peak_bytes;     /* largest live_bytes since the last reset */
@@ -98,6 +109,7 @@ struct xt_memory {
     size_t made_bytes;     /* sum over all storages ever made: never falls */
     int64_t live_storages; /* count */
     int64_t system_allocs; /* how often the system was asked; does not grow in a steady loop */
+    int64_t waits;         /* how often the host has waited for the device */
 };
 
 void xt_memory(const struct xt_ctx *ctx, enum xt_device device, struct xt_memory *out);
