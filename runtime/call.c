@@ -190,6 +190,10 @@ static const struct xt_param *input_param(const struct xt_op *op, int i) {
     return NULL;
 }
 
+const char *xt_input_name(const struct xt_op *op, int i) {
+    return input_param(op, i)->name;
+}
+
 static enum xt_status check_inputs(struct xt_ctx *ctx, const struct xt_slot *slot,
                                    const struct xt_args *args) {
     const struct xt_op *op = slot->op;
@@ -277,7 +281,7 @@ static enum xt_status resolve_dims(struct xt_ctx *ctx, const struct xt_slot *slo
 
 /* ---- writes in place ------------------------------------------------------------------------- */
 
-static bool is_written(const struct xt_slot *slot, int i) {
+bool xt_slot_writes(const struct xt_slot *slot, int i) {
     const struct xt_op *op = slot->op;
     int list = slot->n_slots - 1;
     if (op->write_group && slot->has_list && i >= list)
@@ -313,7 +317,7 @@ static enum xt_status check_writes(struct xt_ctx *ctx, const struct xt_slot *slo
     bool lists = slot->op->write_group != 0;
     for (int i = 0; i < args->n_inputs; i++) {
         const struct xt_tensor *t = args->inputs[i];
-        if (!t || !is_written(slot, i)) continue;
+        if (!t || !xt_slot_writes(slot, i)) continue;
         const char *name = input_param(slot->op, i)->name;
         if (xt_recording(ctx) && xt_requires_grad(t))
             return xt_fail(ctx, XT_STATE,
@@ -362,7 +366,11 @@ static bool fits(const struct xt_tensor *t, enum xt_layout layout) {
 static enum xt_status copy_of(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
     const struct xt_slot *slot = xt_slot_find(ctx, xt_op_find(ctx, "contiguous"));
     struct xt_args args = {.inputs = &t, .n_inputs = 1};
-    return xt_execute(ctx, slot, &args, false, out);
+    enum xt_trap trap = ctx->trap; /* what it copies is not its result */
+    ctx->trap = XT_TRAP_OFF;
+    enum xt_status status = xt_execute(ctx, slot, &args, false, out);
+    ctx->trap = trap;
+    return status;
 }
 
 static enum xt_status launch(struct xt_ctx *ctx, const struct xt_slot *slot,
@@ -390,7 +398,7 @@ static enum xt_status launch(struct xt_ctx *ctx, const struct xt_slot *slot,
         struct xt_tensor *t = args->inputs[i];
         if (!t || fits(t, kernel->layout))
             in[i] = xt_tensor_retain(t);
-        else if (is_written(slot, i)) {
+        else if (xt_slot_writes(slot, i)) {
             status = xt_fail(ctx, XT_ARGUMENT, "%s must be contiguous to be written in place",
                              input_param(op, i)->name);
             goto done;
@@ -417,16 +425,6 @@ static enum xt_status view_of(struct xt_ctx *ctx, struct xt_tensor *x,
     return XT_OK;
 }
 
-static enum xt_status check_finite(struct xt_ctx *ctx, const struct xt_op *op,
-                                   struct xt_tensor **outputs) {
-    char text[128];
-    for (int k = 0; k < op->n_outputs; k++)
-        if (outputs[k] && xt_tensor_nonfinite(ctx, outputs[k]))
-            return xt_fail(ctx, XT_VALUE, "the result %s holds a NaN or an infinity",
-                           xt_describe(outputs[k], text, sizeof text));
-    return XT_OK;
-}
-
 enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
                           const struct xt_args *args, bool hidden, struct xt_tensor **outputs) {
     const struct xt_op *op = slot->op;
@@ -443,7 +441,7 @@ enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
         int n = op->n_outputs - (hidden ? 0 : op->n_hidden);
         for (int k = 0; k < n; k++) XT_GO(xt_tensor_new(ctx, &where[k].spec, device, &made[k]));
         XT_GO(launch(ctx, slot, args, made));
-        if (ctx->trap) XT_GO(check_finite(ctx, op, made));
+        if (ctx->trap) XT_GO(xt_trap_check(ctx, slot, args, made));
     }
     memcpy(outputs, made, (size_t)op->n_outputs * sizeof *made);
     return XT_OK;
@@ -488,7 +486,7 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_slot *slot,
     }
     if (in_place)
         for (int i = 0; i < args->n_inputs; i++)
-            if (args->inputs[i] && is_written(slot, i))
+            if (args->inputs[i] && xt_slot_writes(slot, i))
                 xt_storage_written(ctx, args->inputs[i]->storage);
     int visible = op->n_outputs - op->n_hidden;
     for (int k = 0; k < op->n_outputs; k++) {
@@ -505,5 +503,6 @@ enum xt_status xt_call_run(struct xt_ctx *ctx, const struct xt_op *op, const str
     const struct xt_slot *slot = xt_slot_find(ctx, op);
     assert(slot);
     enum xt_status status = run(ctx, slot, args, outputs);
+    if (status == XT_OK && ctx->observe) status = xt_observe_call(ctx, op, args, outputs);
     return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, op->name);
 }

@@ -4,7 +4,9 @@
 local xt = require "xtrain"
 local options = require "xtrain.options"
 local active = require "xtrain.active"
+local finite = require "xtrain.finite"
 local fail = xt.core.fail
+local is_finite = finite.is_finite
 
 local call = xt.call -- any op by name, the internal ones too
 
@@ -33,8 +35,6 @@ function M.clip_grad_norm(params, max)
     return norm
   end)
 end
-
-local function is_finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
 
 -- The names of the parameters whose gradient holds a NaN or an infinity, at most `most`.
 local function not_finite(params, most)
@@ -176,6 +176,30 @@ local function fused(self, group, suffixes, update)
   end
 end
 
+-- Which gradients there are and what was written into them last, as one number.
+local function stamp_of(grads)
+  local stamp = #grads
+  for _, grad in ipairs(grads) do
+    local number, version = xt.core.storage(grad)
+    stamp = (stamp ~ number) * 0x9E3779B97F4A7C15 + version
+  end
+  return stamp
+end
+
+-- The joint norm of the gradients as they are: {norm, 0-dim; value; count of gradients}. Measured
+-- once for the same gradients.
+function methods:measure()
+  return xt.no_grad(function()
+    local grads = gradients(self.params)
+    local stamp = stamp_of(grads)
+    if not self.measured or self.measured.stamp ~= stamp then
+      local norm = #grads > 0 and call("grad_norm", grads) or xt.tensor(0.0)
+      self.measured = { stamp = stamp, norm = norm, value = norm:item(), count = #grads }
+    end
+    return self.measured
+  end)
+end
+
 -- Says why a step changed nothing.
 local function skip(self, reason)
   self.skipped = self.skipped + 1
@@ -236,18 +260,19 @@ function methods:step(lr, given)
   end
   local divisor = o.divisor or (active.run and active.run:divisor()) or 1
   return xt.no_grad(function()
-    local grads = gradients(self.params)
+    local measured = self:measure()
     local norm
-    if #grads == 0 then
+    if measured.count == 0 then
       norm = xt.tensor(0.0)
     elseif divisor == 0 then
       norm = xt.tensor(0.0)
       skip(self, "no label in the batch counts")
     else
-      local raw = call("grad_norm", grads)
+      local raw = measured.norm
       norm = raw * (1 / divisor)
       local value = norm:item()
-      if is_finite(value) then
+      local fault = active.run and active.run:loss_fault()
+      if is_finite(value) and not fault then
         self.steps = self.steps + 1
         local now = { lr = lr, norm = raw, scale = 1 / divisor, clip = o.clip,
           factor = clip_factor(value, o.clip) / divisor }
@@ -255,9 +280,10 @@ function methods:step(lr, given)
         for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
         if kept then active.run:note_lost_updates(lost_share(kept)) end
       else
-        skip(self, ("the gradient norm is %s; not finite: %s"):format(
-          value ~= value and "NaN" or value,
-          table.concat(not_finite(self.params, 8), ", ")))
+        local names = not_finite(self.params, 8)
+        local wrong = is_finite(value) and fault or "the gradient norm is " .. finite.shown(value)
+        if #names > 0 then wrong = wrong .. "; not finite: " .. table.concat(names, ", ") end
+        skip(self, wrong)
       end
     end
     if active.run then active.run:note_step(lr, norm) end
