@@ -127,7 +127,7 @@ static enum xt_status add_outside(struct xt_ctx *ctx, struct xt_graph *g, struct
                        "w:to(dtype) inside",
                        xt_describe(t, text, sizeof text));
     bool fresh = s->number > g->first_storage;
-    if (written && !t->leaf && fresh && !s->loaded) { /* memory that a call fills */
+    if (!t->leaf && fresh && !s->loaded) { /* memory that a call will fill */
         XT_TRY(add_root(ctx, g, XT_ROOT_TEMP, t, &r));
         g->roots[r].base = 0;
         g->roots[r].bytes = s->bytes;

@@ -118,18 +118,66 @@ local function skip(self, reason)
   end
 end
 
-local step_options = { clip = 0.0, divisor = options.optional }
+local no_tensors = {}
+local step_options = { clip = 0.0, divisor = options.optional, step = options.optional }
 
--- One update. lr: a number. clip: the largest joint norm of the gradients, 0 for none. divisor: the
+-- Without a tensor this would be the same number at every run of the graph.
+local function want_tensor(kind, what, value)
+  if type(value) == "userdata" then return value end
+  fail(("%s:step: %s is a plain number inside a graph and would repeat at every run: make it an "
+    .. "input, b:input(\"%s\", %s)"):format(kind, what, what, what == "step" and "1" or "1e-3"))
+end
+
+-- The update as part of a graph: nothing is read on the host, and the caller counts the steps. The
+-- ops themselves change nothing when the norm is not finite.
+local function step_in_graph(self, lr, o)
+  lr = want_tensor(self.kind, "lr", lr)
+  local at = want_tensor(self.kind, "step", o.step)
+  local divisor = o.divisor
+  if type(divisor) == "number" then divisor = xt.tensor(divisor, { dtype = "f64" }) end
+  return xt.no_grad(function()
+    local grads = gradients(self.params)
+    if #grads == 0 then fail(self.kind .. ":step: no parameter has a gradient in this graph") end
+    local name = require("xtrain.graph").name
+    for _, param in ipairs(self.params) do
+      name(param.name, param.tensor)
+      for i, suffix in ipairs(self.states) do
+        name(param.name .. "." .. suffix, self.moments[param.name][i])
+      end
+    end
+    local raw = call("grad_norm", grads)
+    local norm = raw
+    if divisor then
+      norm = raw * xt.cast(xt.div(1, xt.cast(divisor, "f64")), raw.dtype)
+    end
+    local tensors = { lr_tensor = lr, step_tensor = at, divisor = divisor }
+    for _, group in ipairs(self.groups) do
+      local list = list_of(self, group)
+      if #list > 0 then
+        self.update(self, raw, list, 0.0, group.decay, 1, o.clip, tensors)
+        for _, param in ipairs(group) do xt.compute_copy_fresh(param.tensor) end
+      end
+    end
+    return norm
+  end)
+end
+
+-- One update. lr: a number or a 0-dim tensor. clip: the largest joint norm of the gradients, 0 for none. divisor: the
 -- gradients count divided by it; by default the labels that the run in progress has counted, or 1.
 -- Returns the norm after dividing and before clipping, 0-dim. A norm that is not finite, or no
 -- label at all, changes nothing, is counted in `skipped` and reported. Parameters without a
--- gradient stay.
+-- gradient stay. In a graph lr and `step` (the number of this update, from 1) are 0-dim tensors,
+-- divisor a 0-dim tensor, a number or nothing.
 function methods:step(lr, given)
   local o = options.read(self.kind .. ":step", given, step_options)
+  if xt.core.graph_recording() then return step_in_graph(self, lr, o) end
+  if type(lr) == "userdata" then lr = lr:item() end
   if type(lr) ~= "number" then
     fail(("%s:step: lr is a %s, wanted a number"):format(self.kind, type(lr)))
   end
+  if type(o.divisor) == "userdata" then o.divisor = o.divisor:item() end
+  if type(o.step) == "userdata" then o.step = o.step:item() end
+  if o.step then self.steps = o.step - 1 end
   local divisor = o.divisor or (active.run and active.run:divisor()) or 1
   return xt.no_grad(function()
     local grads = gradients(self.params)
@@ -148,7 +196,7 @@ function methods:step(lr, given)
         for _, group in ipairs(self.groups) do
           local list = list_of(self, group)
           if #list > 0 then
-            self.update(self, raw, list, lr, group.decay, 1 / divisor, o.clip)
+            self.update(self, raw, list, lr, group.decay, 1 / divisor, o.clip, no_tensors)
             for _, param in ipairs(group) do xt.compute_copy_fresh(param.tensor) end
           end
         end
@@ -214,9 +262,10 @@ function M.adamw(params, given)
   local o = options.read("optim.adamw", given, { betas = { 0.9, 0.999 }, eps = 1e-8,
     weight_decay = 0.01, decay = options.optional })
   local b1, b2, eps = o.betas[1], o.betas[2], o.eps
-  return new("adamw", params, o, { "m", "v" }, function(self, norm, list, lr, decay, scale, clip)
-    call("adamw", norm, list, lr, b1, b2, eps, decay, self.steps, scale, clip)
-  end)
+  local function update(self, norm, list, lr, decay, scale, clip, tensors)
+    call("adamw", norm, list, lr, b1, b2, eps, decay, math.max(self.steps, 1), scale, clip, tensors)
+  end
+  return new("adamw", params, o, { "m", "v" }, update)
 end
 
 -- sgd(params, {momentum = 0, dampening = 0, nesterov = false, weight_decay = 0, decay}): decay as
@@ -225,10 +274,11 @@ function M.sgd(params, given)
   check_params("optim.sgd", params)
   local o = options.read("optim.sgd", given, { momentum = 0.0, dampening = 0.0, nesterov = false,
     weight_decay = 0.0, decay = options.optional })
-  return new("sgd", params, o, { "momentum" }, function(self, norm, list, lr, decay, scale, clip)
-    call("sgd", norm, list, lr, o.momentum, o.dampening, o.nesterov, decay, self.steps, scale,
-      clip)
-  end)
+  local function update(self, norm, list, lr, decay, scale, clip, tensors)
+    call("sgd", norm, list, lr, o.momentum, o.dampening, o.nesterov, decay,
+      math.max(self.steps, 1), scale, clip, tensors)
+  end
+  return new("sgd", params, o, { "momentum" }, update)
 end
 
 return M
