@@ -327,13 +327,24 @@ end
 -- memory([export [, fed]]): bytes of a run, known before it: values, outputs, copies that kernels
 -- need of inputs that do not lie as they want, `scratch` of kernels (measured by runs so far), and
 -- the peak, their sum. Without an export: by export.
-function graph:memory(name, fed)
+-- With {measure = true}, `scratch` is measured by one run on defaults and a copy of the state.
+function graph:memory(name, fed, given)
+  local o = options.read("memory", given, { measure = false })
   if not name then
     local out = {}
     for _, export in ipairs(self.export_list) do out[export.name] = self:memory(export.name) end
     return out
   end
-  local plan = core.graph_plan(self.handle, find_export(self, name).number, fed_set(self, fed))
+  local export, set = find_export(self, name), fed_set(self, fed)
+  if o.measure then
+    local feeds, state = {}, {}
+    for _, root in ipairs(self.input_list) do
+      if set[root.place] or root.required then feeds[root.place] = root.tensor end
+    end
+    for _, root in ipairs(self.state_list) do state[root.place] = root.tensor:clone() end
+    pcall(core.graph_run, self.handle, export.number, feeds, state) -- defaults may be refused
+  end
+  local plan = core.graph_plan(self.handle, export.number, set)
   local scratch = math.max(plan.scratch, plan.copies)
   return { values = plan.arena, outputs = plan.outputs, copies = plan.copies, scratch = scratch,
     backup = plan.backup, peak = plan.arena + plan.outputs + plan.backup + scratch,
