@@ -148,8 +148,7 @@ bool xt_slot_fits(const struct xt_slot *slot, enum xt_device device, enum xt_dty
 
 /* graph.c: hooks of the launch point; all are called only while a graph is recorded. */
 /* Whether the call must not run now: it depends on an input or on the state. */
-bool xt_graph_is_hollow(struct xt_ctx *ctx, const struct xt_slot *slot,
-                        const struct xt_args *args);
+bool xt_graph_is_hollow(struct xt_ctx *ctx, const struct xt_slot *slot, const struct xt_args *args);
 /* Refuses what would repeat at every run: a plain seed. */
 enum xt_status xt_graph_check(struct xt_ctx *ctx, const struct xt_slot *slot,
                               const struct xt_args *args);

@@ -171,8 +171,8 @@ static enum xt_status value_of(struct xt_ctx *ctx, struct xt_graph *g, struct xt
     return XT_OK;
 }
 
-enum xt_status xt_graph_value_of(struct xt_ctx *ctx, struct xt_graph *g,
-                                 const struct xt_tensor *t, int *out) {
+enum xt_status xt_graph_value_of(struct xt_ctx *ctx, struct xt_graph *g, const struct xt_tensor *t,
+                                 int *out) {
     int v = find(g, t);
     if (v < 0) XT_TRY(add_outside(ctx, g, (struct xt_tensor *)(uintptr_t)t, false, &v));
     *out = v;
@@ -294,11 +294,13 @@ enum xt_status xt_graph_check_read(struct xt_ctx *ctx, const struct xt_tensor *t
         return xt_fail(ctx, XT_STATE, "a value of a recorded graph has no bytes outside of a run");
     int v = find(g, t);
     const struct xt_graph_root *root = v < 0 ? NULL : &g->roots[g->values[v].root];
-    if (!t->storage->hollow && !(root && root->varies && (root->writes || root->kind == XT_ROOT_TEMP)))
+    if (!t->storage->hollow &&
+        !(root && root->varies && (root->writes || root->kind == XT_ROOT_TEMP)))
         return XT_OK;
     if (!root || root->input < 0)
-        return xt_fail(ctx, XT_STATE,
-                       "reading a value on the host inside a graph: it depends on the graph's state");
+        return xt_fail(
+            ctx, XT_STATE,
+            "reading a value on the host inside a graph: it depends on the graph's state");
     const struct xt_graph_root *input = &g->roots[root->input];
     return xt_fail(ctx, XT_STATE,
                    "reading a value on the host inside a graph: it depends on input '%s' (%s:%d)",

@@ -97,8 +97,8 @@ struct xt_plan_memory {
 };
 
 /* graph.c */
-enum xt_status xt_graph_value_of(struct xt_ctx *ctx, struct xt_graph *g,
-                                 const struct xt_tensor *t, int *out);
+enum xt_status xt_graph_value_of(struct xt_ctx *ctx, struct xt_graph *g, const struct xt_tensor *t,
+                                 int *out);
 bool xt_graph_node_updates(const struct xt_graph *g, const struct xt_graph_node *node);
 /* Room for one more of an array that doubles. */
 enum xt_status xt_graph_grow(struct xt_ctx *ctx, void *items, int n, int *cap, size_t size);

@@ -16,10 +16,10 @@
 /* One launch. */
 struct step {
     const struct xt_slot *slot;
-    struct xt_args args;                      /* its inputs lie in the plan */
+    struct xt_args args;                       /* its inputs lie in the plan */
     struct xt_tensor *outputs[XT_MAX_OUTPUTS]; /* in the plan; NULL: not wanted */
-    struct xt_where where;                    /* the line of the record */
-    bool updates;                             /* writes to the state */
+    struct xt_where where;                     /* the line of the record */
+    bool updates;                              /* writes to the state */
 };
 
 /* Where a root of a plan lies. */
@@ -27,13 +27,13 @@ enum place { NOWHERE, ARENA, OUTPUT, BOUND };
 
 struct xt_plan {
     struct xt_plan *next;
-    int export;              /* which one */
-    int n_inputs, n_roots;   /* of the graph */
-    bool *fed;               /* n_inputs: the set it is for */
-    int n_nodes;             /* launched */
-    int *order;              /* n_nodes: of the graph's nodes */
-    struct step *steps;      /* n_nodes */
-    struct xt_tensor **in;   /* the inputs of all steps: n_in places */
+    int export;            /* which one */
+    int n_inputs, n_roots; /* of the graph */
+    bool *fed;             /* n_inputs: the set it is for */
+    int n_nodes;           /* launched */
+    int *order;            /* n_nodes: of the graph's nodes */
+    struct step *steps;    /* n_nodes */
+    struct xt_tensor **in; /* the inputs of all steps: n_in places */
     int n_in;
     struct xt_tensor *tensors; /* n_tensors: views that steps and outputs use */
     int *tensor_value;         /* n_tensors: the value each is */
@@ -530,8 +530,7 @@ static enum xt_status copy_of(struct xt_ctx *ctx, struct xt_tensor *t, struct xt
     return xt_execute(ctx, slot, &args, false, out);
 }
 
-static enum xt_status write_back(struct xt_ctx *ctx, struct xt_tensor *to,
-                                 struct xt_tensor *from) {
+static enum xt_status write_back(struct xt_ctx *ctx, struct xt_tensor *to, struct xt_tensor *from) {
     const struct xt_slot *slot = xt_slot_find(ctx, xt_op_find(ctx, "copy_"));
     struct xt_tensor *in[2] = {to, from}, *none[XT_MAX_OUTPUTS] = {NULL};
     struct xt_args args = {.inputs = in, .n_inputs = 2};
@@ -551,16 +550,15 @@ static enum xt_status source_of(struct xt_ctx *ctx, const struct xt_graph_root *
     const char *file = root->where.file ? root->where.file : "";
     if (root->kind == XT_ROOT_CONST && root->tensor->storage->version != root->version) {
         const struct xt_where *wrote = &root->tensor->storage->wrote;
-        return xt_fail(ctx, XT_STATE,
-                       "a constant of the graph (%s) was changed in place at %s:%d",
+        return xt_fail(ctx, XT_STATE, "a constant of the graph (%s) was changed in place at %s:%d",
                        xt_describe(root->tensor, want, sizeof want),
                        wrote->file ? wrote->file : "?", wrote->line);
     }
     *out = given ? given : root->tensor;
     if (!given && root->required)
-        return xt_fail(ctx, XT_ARGUMENT, "input '%s' (%s:%d) is required and was not fed, wanted %s",
-                       root->name, file, root->where.line,
-                       xt_describe(root->tensor, want, sizeof want));
+        return xt_fail(ctx, XT_ARGUMENT,
+                       "input '%s' (%s:%d) is required and was not fed, wanted %s", root->name,
+                       file, root->where.line, xt_describe(root->tensor, want, sizeof want));
     if (!given) return XT_OK;
     if (given->storage->hollow)
         return xt_fail(ctx, XT_STATE, "%s '%s' is given a value of a recorded graph", kind,
@@ -571,12 +569,11 @@ static enum xt_status source_of(struct xt_ctx *ctx, const struct xt_graph_root *
                        ctx->backend[root->device]->name);
     if (!same_as(given, root->tensor))
         return xt_fail(ctx, given->dtype != root->tensor->dtype ? XT_DTYPE : XT_SHAPE,
-                       "%s '%s' (%s:%d) is %s, wanted %s", kind, root->name, file,
-                       root->where.line, xt_describe(given, got, sizeof got),
+                       "%s '%s' (%s:%d) is %s, wanted %s", kind, root->name, file, root->where.line,
+                       xt_describe(given, got, sizeof got),
                        xt_describe(root->tensor, want, sizeof want));
     if (root->kind == XT_ROOT_STATE && xt_is_contiguous(root->tensor) && !xt_is_contiguous(given))
-        return xt_fail(ctx, XT_ARGUMENT, "state '%s' is a view that is not contiguous",
-                       root->name);
+        return xt_fail(ctx, XT_ARGUMENT, "state '%s' is a view that is not contiguous", root->name);
     return XT_OK;
 }
 
@@ -589,8 +586,7 @@ struct running {
 };
 
 static enum xt_status bind_outside(struct xt_ctx *ctx, struct running *run,
-                                   struct xt_tensor *const *feeds,
-                                   struct xt_tensor *const *state) {
+                                   struct xt_tensor *const *feeds, struct xt_tensor *const *state) {
     struct xt_graph *g = run->g;
     struct xt_plan *plan = run->plan;
     for (int r = 0; r < g->n_roots; r++) {
@@ -607,8 +603,7 @@ static enum xt_status bind_outside(struct xt_ctx *ctx, struct running *run,
         if (!t || g->roots[r].kind != XT_ROOT_INPUT) continue;
         bool copy = !xt_is_contiguous(t); /* also of bytes that the run will write */
         for (int s = 0; s < g->n_roots && !copy; s++)
-            copy = plan->updated[s] && run->sources[s] &&
-                   run->sources[s]->storage == t->storage;
+            copy = plan->updated[s] && run->sources[s] && run->sources[s]->storage == t->storage;
         if (!copy) continue;
         struct xt_tensor *own;
         XT_TRY(copy_of(ctx, t, &own));

@@ -154,8 +154,7 @@ static enum xt_status update(struct xt_ctx *ctx, const struct xt_launch *l, int 
         u.unbias2 = 1 - pow(attrs[2].f, (double)attrs[5].i);
     }
     all_blocks(ctx, &u, l->in + LIST, l->n_in - LIST,
-               count_blocks(l->in + LIST, l->n_in - LIST, roles),
-               update_block, NULL);
+               count_blocks(l->in + LIST, l->n_in - LIST, roles), update_block, NULL);
     return XT_OK;
 }
 

@@ -209,6 +209,6 @@ static const struct xt_op xt_op_seed_mix = {
 };
 
 xt_op_list xt_ops_random = {
-    &xt_op_dropout,     &xt_op_dropout_mask,  &xt_op_rand, &xt_op_randn,
+    &xt_op_dropout,     &xt_op_dropout_mask,  &xt_op_rand,     &xt_op_randn,
     &xt_op_multinomial, &xt_op_dropout_apply, &xt_op_seed_mix, NULL,
 };

@@ -155,7 +155,7 @@ describe("a graph", function()
     local plain = xt.grad(xt.sum(xt.exp(w)), { w })[1]
     assert.equal((plain * mask):digest(), g:run("grad", { mask = mask }):digest())
     local count = select(2, ops_of(g:records("grad", { "mask" })):gsub("mul", ""))
-    assert.equal(2, count) -- gradient * mask, and that times exp(w); none for the mask
+    assert.equal(1, count) -- gradient * mask; none for the mask
   end)
 
   it("reads a value on the host only where no input is in it", function()
@@ -300,7 +300,9 @@ describe("fed dropout", function()
           o1:step(1e-2)
           local mask = xt.dropout_mask(y.shape, p, step)
           local out = g:run("train", { mask = mask, lr = 1e-2, step = step })
-          assert.equal(y:digest(), out.y:digest())
+          -- + 0: what the op drops is 0, and a negative number times the mask's 0 is -0.
+          assert.equal((y + 0):digest(), (out.y + 0):digest())
+          assert.equal(loss:digest(), out.loss:digest())
           assert.equal(w1:digest(), w2:digest())
         end
       end)
@@ -414,13 +416,15 @@ describe("a training step as an export", function()
     feeds = feeds_of(1, 1, 0 / 0)
     raises(function() g:run("train", feeds) end, "lr")
     assert.equal(before, digests(model))
-    g:run("train", feeds_of(1, 1, 1e-3)) -- plans are made
+    feeds = feeds_of(1, 1, xt.tensor(1e-3, { dtype = "f64" }))
+    feeds.seed, feeds.step = xt.tensor(1, { dtype = "i64" }), xt.tensor(1, { dtype = "i64" })
+    g:run("train", feeds) -- plans are made
     local now = digests(model)
     local failed = 0
     for n = 1, 400 do
       local live = xt.debug.live_count()
       xt.debug.fail_allocation(n)
-      local ok = pcall(xt.core.graph_run, g.handle, 1, {}, nil)
+      local ok = pcall(g.run, g, "train", feeds)
       xt.debug.fail_allocation(0)
       xt.collect()
       if ok then break end
