@@ -1,6 +1,6 @@
--- feed: dropout as data. A small transformer is trained by feeding masks on what its blocks add to the
--- residual stream, and sampled by not feeding them; beside it the same model with op.dropout, whose
--- losses must be the same numbers.
+-- feed: dropout as data. A small transformer is trained by feeding masks on what its blocks add to
+-- the residual stream, and sampled by not feeding them; beside it the same model with op.dropout,
+-- whose losses must be the same numbers.
 --
 --   build/release/xtrain recipes/feed.lua           ... steps=500 p=0.2
 local xt = require "xtrain"
@@ -16,7 +16,7 @@ local run = xt.recipe {
   lr = 3e-3, warmup = 10, clip = 1.0,
 }
 
--- ---- the model, with a place where something may be done to what a block adds --------------------
+-- ---- the model, with a place where something may be done to what a block adds -----------------
 
 local function new_model()
   local model = { embed = xt.nn.embedding { vocab = run.vocab, dim = run.dim, seed = false },

@@ -162,7 +162,8 @@ local function step_in_graph(self, lr, o)
   end)
 end
 
--- One update. lr: a number or a 0-dim tensor. clip: the largest joint norm of the gradients, 0 for none. divisor: the
+-- One update. lr: a number or a 0-dim tensor. clip:
+-- the largest joint norm of the gradients, 0 for none. divisor: the
 -- gradients count divided by it; by default the labels that the run in progress has counted, or 1.
 -- Returns the norm after dividing and before clipping, 0-dim. A norm that is not finite, or no
 -- label at all, changes nothing, is counted in `skipped` and reported. Parameters without a
