@@ -251,7 +251,8 @@ local function fed_set(self, fed)
 end
 
 -- records([export [, fed]]): what was recorded; with an export, what a run of it launches, in
--- order, when the inputs listed in `fed` are fed. Each is {op, outputs = {"f32 2x3"}, file, line, bytes}.
+-- order, when the inputs listed in `fed` are fed. Each is {op, outputs = {"f32 2x3"}, file,
+-- line, bytes}.
 function graph:records(name, fed)
   local nodes, values = core.graph_nodes(self.handle), core.graph_values(self.handle)
   local order = {}
