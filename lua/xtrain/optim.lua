@@ -182,14 +182,14 @@ end
 --   tensors   lr_tensor, step_tensor and divisor of the fused ops; lr, step and scale are 1 beside
 --             them. Nothing outside a graph
 --   factor, rate: numbers, in a graph 0-dim f64 tensors; rate is the learning rate
---   choose(new, old) -> what a tensor shall become: old when nothing may change
+--   choose(updated, old) -> what a tensor shall become: old when nothing may change
 
 -- A number, or a 0-dim tensor, as what multiplies a tensor of `dtype`.
 local function factor_of(value, dtype)
   return type(value) == "userdata" and xt.cast(value, dtype) or value
 end
 
-local function take_new(new) return new end
+local function take_first(first) return first end
 
 -- Says why a step changed nothing.
 local function skip(self, reason)
@@ -280,11 +280,12 @@ local function step_in_graph(self, lr, o)
       factor = xt.minimum(xt.div(o.clip, xt.cast(norm, "f64") + 1e-6), 1)
     end
     if divisor then factor = xt.div(factor, wide) end
-    local finite = xt.eq(norm - norm, 0)
+    local rate = xt.cast(lr, "f64")
+    local finite = xt.eq(xt.cast(norm - norm, "f64") + (rate - rate), 0)
     local now = { lr = 1.0, step = 1, norm = raw, scale = 1, clip = o.clip, factor = factor,
-      rate = xt.cast(lr, "f64"),
+      rate = rate,
       tensors = { lr_tensor = lr, step_tensor = at, divisor = divisor },
-      choose = function(new, old) return xt.where(finite, new, old) end }
+      choose = function(updated, old) return xt.where(finite, updated, old) end }
     for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
     return norm
   end)
@@ -324,7 +325,7 @@ function methods:step(lr, given)
         self.steps = self.steps + 1
         local now = { lr = lr, rate = lr, step = self.steps, norm = raw, scale = 1 / divisor,
           clip = o.clip, factor = clip_factor(value, o.clip) / divisor, tensors = {},
-          choose = take_new }
+          choose = take_first }
         local kept = active.run and active.run:wants_lost_updates() and before_update(self.params)
         for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
         if kept then active.run:note_lost_updates(lost_share(kept)) end

@@ -6,8 +6,9 @@
  * is g * grad_scale * min(1, clip / (norm * grad_scale + 1e-6)),    without the min when clip is 0,
  * so that dividing by a token count and clipping cost no pass of their own. Lists repeat groups of
  * tensors; the compute copy at the end of each may be NULL and is otherwise written in the same
- * pass. Learning rate, step and divisor may be 0-dim tensors, as in a graph: lr_tensor is multiplied
- * by lr, step_tensor stands in the place of step, and divisor makes grad_scale its reciprocal.
+ * pass. Learning rate, step and divisor may be 0-dim tensors, as in a graph: lr_tensor is
+ * multiplied by lr, step_tensor stands in the place of step, and divisor makes grad_scale its
+ * reciprocal.
  */
 #include "../op.h"
 
