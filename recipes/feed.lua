@@ -2,7 +2,7 @@
 -- the residual stream, and sampled by not feeding them; beside it the same model with op.dropout,
 -- whose losses must be the same numbers.
 --
---   build/release/xtrain recipes/feed.lua           ... steps=500 p=0.2
+--   build/release/xtrain recipes/feed.lua dropout=0.1
 local xt = require "xtrain"
 
 -- ---- options -----------------------------------------------------------------------------------
@@ -11,7 +11,7 @@ local run = xt.recipe {
   name = "feed",
   vocab = 32, -- tokens; the text counts, every sequence from another start
   dim = 64, layers = 2, heads = 4, ffn = 128,
-  p = 0.1, -- probability of dropping
+  dropout = 0.0, -- probability of dropping what a block adds
   steps = 200, batch = 8, seq = 32,
   lr = 3e-3, warmup = 10, clip = 1.0,
 }
@@ -99,14 +99,14 @@ for step in run:steps() do
 
   local masks = {}
   for _, each in ipairs(sites) do
-    masks[each[1]] = xt.dropout_mask({ run.batch, run.seq, run.dim }, run.p,
+    masks[each[1]] = xt.dropout_mask({ run.batch, run.seq, run.dim }, run.dropout,
       xt.seed(seed, each[2], each[3]))
   end
   local out = g:run("train",
     { { ids = ids, labels = labels, lr = lr(step), step = step }, masks })
 
   local loss = loss_of(forward(eager, ids, function(y, layer, site)
-    return xt.dropout(y, run.p, xt.seed(seed, layer, site))
+    return xt.dropout(y, run.dropout, xt.seed(seed, layer, site))
   end), labels)
   run:backward(loss, 1)
   local norm = eager_opt:step(lr(step), { clip = run.clip })
