@@ -36,17 +36,21 @@ end
 
 local function is_finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
 
--- The names of the parameters whose gradient holds a NaN or an infinity, at most `most`.
-local function not_finite(params, most)
+local NO_LABEL, MOST_NAMES = "no label in the batch counts", 8
+
+-- That the gradient norm `value` is not finite, and of which parameters: of some of those whose
+-- norm_of(param), a number or nil, is not.
+local function not_finite(value, params, norm_of)
   local names = {}
   for _, param in ipairs(params) do
-    local grad = param.tensor.grad
-    if grad and not is_finite(call("grad_norm", { grad }):item()) then
+    local norm = norm_of(param)
+    if norm and not is_finite(norm) then
       names[#names + 1] = param.name
-      if #names == most then break end
+      if #names == MOST_NAMES then break end
     end
   end
-  return names
+  return ("the gradient norm is %s; not finite: %s"):format(value ~= value and "NaN" or value,
+    table.concat(names, ", "))
 end
 
 -- ---- what optimizers share ---------------------------------------------------------------------
@@ -316,7 +320,7 @@ function methods:step(lr, given)
       norm = xt.tensor(0.0)
     elseif divisor == 0 then
       norm = xt.tensor(0.0)
-      skip(self, "no label in the batch counts")
+      skip(self, NO_LABEL)
     else
       local raw = call("grad_norm", grads)
       norm = raw * (1 / divisor)
@@ -330,14 +334,32 @@ function methods:step(lr, given)
         for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
         if kept then active.run:note_lost_updates(lost_share(kept)) end
       else
-        skip(self, ("the gradient norm is %s; not finite: %s"):format(
-          value ~= value and "NaN" or value,
-          table.concat(not_finite(self.params, 8), ", ")))
+        skip(self, not_finite(value, self.params, function(param)
+          local grad = param.tensor.grad
+          return grad and call("grad_norm", { grad }):item()
+        end))
       end
     end
     if active.run then active.run:note_step(lr, norm) end
     return norm
   end)
+end
+
+-- For run:train: the host's part of a step whose update a graph has made, with what it gave.
+-- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
+function methods:replayed(lr, norm, divisor, norms)
+  local value = norm:item()
+  if divisor == 0 then
+    norm = xt.tensor(0.0)
+    skip(self, NO_LABEL)
+  elseif is_finite(value) then
+    self.steps = self.steps + 1
+  else
+    local by_name = norms()
+    skip(self, not_finite(value, self.params, function(param) return by_name[param.name] end))
+  end
+  if active.run then active.run:note_step(lr, norm) end
+  return norm
 end
 
 -- Forgets the gradients; their buffers are kept for the next backward.
