@@ -17,9 +17,10 @@ void xt_observe(struct xt_ctx *ctx, xt_observe_fn *fn, void *user) {
 }
 
 void xt_pause(struct xt_ctx *ctx, struct xt_pause *p) {
-    *p = (struct xt_pause){ctx->observe, ctx->segment, ctx->fixed_where, ctx->trap};
+    *p = (struct xt_pause){ctx->observe, ctx->segment, ctx->graph, ctx->fixed_where, ctx->trap};
     ctx->observe = NULL;
     ctx->segment = NULL;
+    ctx->graph = NULL;
     ctx->fixed_where = (struct xt_where){0};
     ctx->trap = XT_TRAP_OFF;
     xt_no_grad_push(ctx);
@@ -29,6 +30,7 @@ void xt_resume(struct xt_ctx *ctx, const struct xt_pause *p) {
     xt_no_grad_pop(ctx);
     ctx->observe = p->observe;
     ctx->segment = p->segment;
+    ctx->graph = p->graph;
     ctx->fixed_where = p->where;
     ctx->trap = p->trap;
 }

@@ -53,6 +53,15 @@ local function report(search, bits)
   return table.concat(lines, "\n"), found
 end
 
+-- Whether a step that is not finite shall be made again; and remembers that it was one. Where one
+-- step after the other is not finite, the first tells why.
+local function is_searched(run)
+  local own = run.own
+  local before = own.nonfinite
+  own.nonfinite = own.step
+  return before ~= own.step - 1 and not run.options.trap and (not own.replay or own.replay.trap)
+end
+
 -- Called when a step has no more micro-batches. Returns whether they shall be made again.
 function M.again(run)
   local own = run.own
@@ -64,16 +73,37 @@ function M.again(run)
     run:note_nonfinite(text, found)
     return false
   end
-  if own.backwards == 0 or own.replay and not own.replay.trap then return false end
+  if own.backwards == 0 then return false end
   local wrong, bits = look(run)
-  if not wrong then return false end
-  local before = own.nonfinite
-  own.nonfinite = own.step
-  -- Where one step after the other is not finite, the first tells why.
-  if before == own.step - 1 or run.options.trap then return false end
+  if not wrong or not is_searched(run) then return false end
   own.search = { step = own.step, wrong = wrong, bits = bits }
   core.trap_note(true)
   return true
+end
+
+-- The same for a step that a graph has made, with that norm: loss_of(i) makes the loss of
+-- micro-batch i eagerly, which has the same bits.
+function M.after_replay(run, norm, loss_of)
+  local own, wrong = run.own, run:loss_fault()
+  if not wrong and not M.is_finite(norm:item()) then
+    wrong = "the gradient norm is " .. M.shown(norm:item())
+  end
+  if not wrong or not is_searched(run) then return end
+  local before, after = {}, {}
+  for i, sum in ipairs(own.sums) do before[i] = sum:item() end
+  core.trap_note(true)
+  local ok, message = pcall(function()
+    for i = 1, #own.sums do
+      local sum = loss_of(i)
+      sum:backward()
+      after[i] = sum:item()
+    end
+  end)
+  local text, found = report({ step = own.step, wrong = wrong, bits = bits_of(0.0, before) },
+    bits_of(0.0, after))
+  core.trap_note(false)
+  for _, optimizer in ipairs(own.optimizers) do optimizer:zero_grad() end
+  run:note_nonfinite(ok and text or text .. "\n  " .. tostring(message), found)
 end
 
 return M

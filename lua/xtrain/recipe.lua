@@ -18,6 +18,7 @@ local log = require "xtrain.log"
 local options = require "xtrain.options"
 local options_text = require "xtrain.options_text"
 local save = require "xtrain.save"
+local train = require "xtrain.train"
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
 local fail = xt.core.fail
@@ -30,6 +31,7 @@ local COMMON = {
   out = "", -- the run folder; runs/NAME, or the next free NAME-2, NAME-3 when ""
   steps = 1000,
   accum = 1, -- micro-batches a step
+  graph = false, -- run:train records its first step, and replays it
   resume = "", -- "auto", or a save or run folder
   keep = 2, -- saves
   log_every = 10, -- steps
@@ -142,13 +144,17 @@ local function recipe(given, words)
   end
   local own = { models = {}, optimizers = {}, saves = {}, sums = {}, step = 0, digest = 0,
     tokens = 0, skips = 0, found = {}, best = math.huge, busy = 0.0, busy_tokens = 0,
-    busy_steps = 0, rank = 0, world = 1, seconds = {}, chain = {}, replay = replay, progress = log.progress() }
+    busy_steps = 0, rank = 0, world = 1, seconds = {}, chain = {}, replay = replay,
+    progress = log.progress() }
   self.own = own
   own.recipe_text, own.recipe_path = recipe_text(2)
   if o.device ~= "" then xt.device(o.device) end
   self.device = xt.device()
   if o.threads > 0 then xt.threads(o.threads) end
   if o.trap then xt.core.trap(true) end
+  if o.graph and o.lost_updates then
+    fail("recipe: graph=true has no lost_updates: leave one of them out")
+  end
   if replay then
     self.out, own.saves = replay.out, { replay.save }
   elseif o.bench == 0 then
@@ -371,12 +377,19 @@ end
 -- once, by the labels of all micro-batches.
 function run:backward(sum, count)
   local own = self.own
+  if self.options.graph then
+    fail("run:backward: graph=true replays steps that are taken by run:train; this recipe's loop "
+      .. "takes them itself")
+  end
   sum:backward()
   own.sums[#own.sums + 1] = sum:detach()
   own.loss = nil
   own.count = own.count + number_of(count)
   own.backwards = own.backwards + 1
 end
+
+-- One whole update, by the above or, with graph=true, by replay: see xtrain/train.lua.
+run.train = train
 
 -- For optimizers: what the gradients of this step are divided by; nil outside of run:backward.
 function run:divisor()
