@@ -22,14 +22,14 @@
 /* splitmix64 of seed XOR steps but for its last x ^= x >> 31, which changes nothing from bit 33 up.
    steps is i * XT_GOLDEN: loops add XT_GOLDEN to it, as that is one operation and a product is
    eight. */
-XT_BOTH uint64_t xt_hash_high(uint64_t seed, uint64_t steps) {
+XT_BOTH uint64_t xt_draw_high(uint64_t seed, uint64_t steps) {
     uint64_t x = (seed ^ steps) + XT_GOLDEN;
     x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     return (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
 }
 
-XT_BOTH uint64_t xt_hash(uint64_t seed, uint64_t steps) {
-    uint64_t x = xt_hash_high(seed, steps);
+XT_BOTH uint64_t xt_draw(uint64_t seed, uint64_t steps) {
+    uint64_t x = xt_draw_high(seed, steps);
     return x ^ (x >> 31);
 }
 

@@ -16,7 +16,7 @@
 static void draw_bits(uint64_t seed, int64_t first, int64_t n, uint32_t *bits) {
     uint64_t steps = (uint64_t)first * XT_GOLDEN;
     for (int64_t j = 0; j < n; j++, steps += XT_GOLDEN)
-        bits[j] = (uint32_t)(xt_hash_high(seed, steps) >> 40);
+        bits[j] = (uint32_t)(xt_draw_high(seed, steps) >> 40);
 }
 
 /* u >= p in f32, u = bits / 2^24, is bits >= this: p * 2^24 is exact in f64. */
@@ -119,7 +119,7 @@ __attribute__((optimize("fp-contract=off"))) static void normal_unit(uint64_t se
     double radius[UNIT];
     uint64_t steps = (uint64_t)first * XT_GOLDEN;
     for (int64_t j = 0; j < n; j++, steps += XT_GOLDEN) {
-        uint64_t h = xt_hash(seed, steps);
+        uint64_t h = xt_draw(seed, steps);
         high[j] = (int32_t)(h >> 33);
         low[j] = (int32_t)(h >> 2 & 0x7FFFFFFF);
     }
@@ -181,7 +181,7 @@ static enum xt_status multinomial(struct xt_ctx *ctx, const struct xt_launch *l)
     int64_t *y = xt_data(l->out[0]);
 #pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (rows * n > XT_CPU_GRAIN)
     for (int64_t r = 0; r < rows; r++) {
-        double u = (double)(xt_hash(seed, (uint64_t)r * XT_GOLDEN) >> 11) * 0x1p-53;
+        double u = (double)(xt_draw(seed, (uint64_t)r * XT_GOLDEN) >> 11) * 0x1p-53;
         y[r] = draw_row(from + r * row_bytes, probs->dtype, n, u);
     }
     for (int64_t r = 0; r < rows; r++)

@@ -49,7 +49,7 @@ static enum xt_status fill_nothing(struct xt_ctx *ctx, const struct xt_launch *l
     return XT_OK;
 }
 
-/* ---- forward ----------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /*
  * rmsnorm:   rstd = 1 / sqrt(mean(x^2) + eps), y = round(x * rstd) * w
@@ -158,7 +158,7 @@ static enum xt_status norm_of(struct xt_ctx *ctx, const struct xt_launch *l) {
     return xt_cuda_launched(ctx);
 }
 
-/* ---- backward ---------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /*
  * With n = (x - mean) * rstd and h = g * w: dx = rstd * (h - mean(h) - n * mean(h * n)), where
@@ -330,8 +330,8 @@ static __global__ void gain_parts(const struct xt_rows g, const struct xt_rows x
     if constexpr (LAYER) part[d + c] = db;
 }
 
-/* The sum over parts of each of `width` numbers: the first d are dw's, what follows db's. Row k of a
-   block adds parts k, k + TALL, ..., then the rows are added in order. */
+/* The sum over parts of each of `width` numbers: the first d are dw's, what follows db's. Line k of
+   a block adds parts k, k + TALL, ..., then the lines are added in order. */
 template <class R>
 static __global__ void add_parts(const R *parts, int n_parts, int64_t width, int64_t d, R *dw,
                                  R *db) {
@@ -435,7 +435,7 @@ static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l
     return status;
 }
 
-/* ---- rope -------------------------------------------------------------------------------------- */
+/* ---- rope ------------------------------------------------------------------------------------ */
 
 #define ROPE_THREADS 128
 #define ROPE_BYTES 1024 /* of frequencies that travel as an argument: pairs of one launch */
@@ -569,7 +569,7 @@ static enum xt_status rope_of(struct xt_ctx *ctx, const struct xt_launch *l, int
     return XT_OK;
 }
 
-/* ---- the table --------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static enum xt_status rmsnorm(struct xt_ctx *ctx, const struct xt_launch *l) {
     XT_CUDA_FLOATS(l->in[0]->dtype, return norm_of<T, false>(ctx, l);)

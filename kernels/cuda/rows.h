@@ -1,6 +1,6 @@
 /*
- * rows.h: tensors as rows along their last dimension on the device, and what a group of threads that
- * shares a row does together.
+ * rows.h: tensors as rows along their last dimension on the device, and what a group of threads
+ * that shares a row does together.
  */
 #ifndef XT_CUDA_ROWS_H
 #define XT_CUDA_ROWS_H
@@ -76,7 +76,7 @@ template <class T> __device__ inline const T *xt_row(const struct xt_rows &r, in
     return (const T *)r.data + xt_place(r.at, i);
 }
 
-/* ---- a group of LANES threads: a part of a warp, a warp, or a whole block ----------------------- */
+/* ---- a group of LANES threads: a part of a warp, a warp, or a whole block -------------------- */
 
 template <int LANES> __device__ inline int xt_lane() {
     return (int)threadIdx.x % LANES;
