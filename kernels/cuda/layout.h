@@ -100,6 +100,20 @@ __device__ inline struct xt_vector<T, xt_lanes<T>> xt_load_lanes(const T *p, int
     return v;
 }
 
+/* N of them, `step` elements apart, under way together. */
+template <int N, class T>
+__device__ inline void xt_load_many(const T *p, int64_t step, int64_t count, T fill, bool whole,
+                                    struct xt_vector<T, xt_lanes<T>> (&v)[N]) {
+    if (whole && count >= xt_lanes<T>) {
+#pragma unroll
+        for (int q = 0; q < N; q++)
+            v[q] = *(const struct xt_vector<T, xt_lanes<T>> *)(p + q * step);
+    } else {
+#pragma unroll
+        for (int q = 0; q < N; q++) v[q] = xt_load_lanes(p + q * step, count, fill, false);
+    }
+}
+
 template <class T>
 __device__ inline void xt_store_lanes(T *p, int64_t count, struct xt_vector<T, xt_lanes<T>> v,
                                       bool whole) {
