@@ -307,7 +307,8 @@ static enum xt_status sort(struct xt_ctx *ctx, struct sorter *s, int64_t n, uint
 
 /* ---- adding back ------------------------------------------------------------------------------- */
 
-#define RUN 32 /* sorted places of a tile */
+#define RUN 32  /* sorted places of a tile */
+#define AHEAD 8 /* rows under way together */
 
 /*
  * target[base(c) + key * row + j] += grad[place * row + j] of outer place o, for the columns
@@ -319,19 +320,43 @@ struct adding {
     int64_t n, begin;
     int count, tiles;
     int64_t vectors; /* of a row */
-    bool whole;      /* rows begin on 16 bytes */
+    bool whole;      /* rows of grad begin on 16 bytes */
+    bool whole_sums; /* rows of target do */
 };
 
-/* V elements of A, a part of a row; `live` of them are there. */
-template <class A, int V> static __device__ inline void add_to(A *target, const A *sum, int live) {
+/* V elements of A, a part of a row; `live` of them are there. whole: at 16 bytes, where all are. */
+template <class A, int V>
+static __device__ inline void take_from(const A *from, A *sum, int live, bool whole) {
+    constexpr int L = xt_lanes<A>;
+    if (whole && live == V) {
 #pragma unroll
-    for (int k = 0; k < V; k++)
-        if (k < live) target[k] += sum[k];
-}
-
-template <class A, int V> static __device__ inline void take_from(const A *from, A *sum, int live) {
+        for (int k = 0; k < V; k += L) {
+            struct xt_vector<A, L> v = *(const struct xt_vector<A, L> *)(from + k);
+#pragma unroll
+            for (int i = 0; i < L; i++) sum[k + i] = v.at[i];
+        }
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < V; k++) sum[k] = k < live ? from[k] : (A)0;
+}
+
+template <class A, int V>
+static __device__ inline void put_to(A *to, const A *sum, int live, bool whole) {
+    constexpr int L = xt_lanes<A>;
+    if (whole && live == V) {
+#pragma unroll
+        for (int k = 0; k < V; k += L) {
+            struct xt_vector<A, L> v;
+#pragma unroll
+            for (int i = 0; i < L; i++) v.at[i] = sum[k + i];
+            *(struct xt_vector<A, L> *)(to + k) = v;
+        }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        if (k < live) to[k] = sum[k];
 }
 
 /* A thread takes V columns of one tile. A run that began in an earlier tile, or goes on in the
@@ -356,54 +381,55 @@ static __global__ void __launch_bounds__(THREADS)
         uint64_t key = keys[order[first]];
         bool came = first > 0 && keys[order[first - 1]] == key;
         A sum[V];
-        /* Alone in its tiles, a run starts from the target: as if added one by one. */
-#pragma unroll
-        for (int k = 0; k < V; k++) sum[k] = 0;
-        bool from_target = false;
-        auto start = [&](int i, uint64_t of) {
-            /* Whether the run that starts at i ends within the tile. */
-            from_target =
-                of < (uint64_t)f.size &&
-                (last == f.count || keys[order[last - 1]] != of || keys[order[last]] != of) &&
-                !(i == first && came);
-            if (from_target) take_from<A, V>(to + of * f.row, sum, live);
-        };
-        auto finish = [&](uint64_t of, bool at_end) {
-            if (of < (uint64_t)f.size) {
-                if (from_target) {
-#pragma unroll
-                    for (int k = 0; k < V; k++)
-                        if (k < live) to[of * f.row + k] = sum[k];
-                } else {
-                    /* It came from before, or goes on: `last` only when it began here. */
-                    A *at = edge + (at_end && !came ? f.outer * f.row : 0);
-#pragma unroll
-                    for (int k = 0; k < V; k++)
-                        if (k < live) at[k] = sum[k];
-                }
-            }
-            came = false;
+        /* The run that goes on in the next tile, if there is one. */
+        bool leaves = last < f.count && keys[order[last - 1]] == keys[order[last]];
+        uint64_t leaving = keys[order[last - 1]];
+        /* A run within the tile starts from the target: as if added one by one. */
+        bool from_target = key < (uint64_t)f.size && !came && !(leaves && key == leaving);
+        if (from_target) {
+            take_from<A, V>(to + key * f.row, sum, live, f.whole_sums);
+        } else {
 #pragma unroll
             for (int k = 0; k < V; k++) sum[k] = 0;
+        }
+        auto finish = [&](uint64_t of, bool at_end) {
+            /* Not the target's: it came from before, or goes on: `last` only when it began here. */
+            A *edge_of = edge + (at_end && !came ? f.outer * f.row : 0);
+            if (of < (uint64_t)f.size)
+                put_to<A, V>(from_target ? to + of * f.row : edge_of, sum, live, f.whole_sums);
+            came = false;
         };
-        start(first, key);
-        for (int i = first; i < last; i += 4) {
-            uint64_t of[4];
-            struct xt_vector<T, V> v[4];
+        for (int i = first; i < last; i += AHEAD) {
+            uint32_t place[AHEAD];
+            uint64_t of[AHEAD];
+            struct xt_vector<T, V> v[AHEAD];
+            A old[AHEAD][V]; /* the target's rows where runs start */
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-                int at = i + q < last ? i + q : last - 1;
-                uint32_t place = order[at];
-                of[q] = keys[place];
-                v[q] = xt_load_lanes(from + (int64_t)place * f.row, live, fill, f.whole);
+            for (int q = 0; q < AHEAD; q++) place[q] = order[i + q < last ? i + q : last - 1];
+#pragma unroll
+            for (int q = 0; q < AHEAD; q++) of[q] = keys[place[q]];
+            if (f.whole && live == V) {
+#pragma unroll
+                for (int q = 0; q < AHEAD; q++)
+                    v[q] = *(const struct xt_vector<T, V> *)(from + place[q] * f.row);
+            } else {
+#pragma unroll
+                for (int q = 0; q < AHEAD; q++)
+                    v[q] = xt_load_lanes(from + place[q] * f.row, live, fill, false);
             }
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
+            for (int q = 0; q < AHEAD; q++)
+                if (of[q] != (q ? of[q - 1] : key) && of[q] < (uint64_t)f.size)
+                    take_from<A, V>(to + of[q] * f.row, old[q], live, f.whole_sums);
+#pragma unroll
+            for (int q = 0; q < AHEAD; q++) {
                 if (i + q >= last) break;
                 if (of[q] != key) {
                     finish(key, false);
                     key = of[q];
-                    start(i + q, key);
+                    from_target = key < (uint64_t)f.size && !(leaves && key == leaving);
+#pragma unroll
+                    for (int k = 0; k < V; k++) sum[k] = from_target ? old[q][k] : (A)0;
                 }
 #pragma unroll
                 for (int k = 0; k < V; k++) sum[k] += (A)xt_to<xt_real<T>>(v[q].at[k]);
@@ -432,17 +458,34 @@ static __global__ void __launch_bounds__(THREADS)
         int64_t o = c / f.vectors, j = (c - o * f.vectors) * V;
         int live = f.row - j < V ? (int)(f.row - j) : V;
         const A *edge = edges + tile * next + o * f.row + j;
-        A *to = target + (o * f.size + (int64_t)key) * f.row + j, sum[V], more[V];
-        take_from<A, V>(edge + f.outer * f.row, sum, live);
-        for (int64_t t = tile + 1;; t++) {
-            take_from<A, V>(edges + t * next + o * f.row + j, more, live);
-#pragma unroll
-            for (int k = 0; k < V; k++) sum[k] += more[k];
-            /* Whether it also goes over the end of tile t. */
-            int64_t stop = (t + 1) * RUN;
-            if (stop >= f.count || keys[order[stop - 1]] != key || keys[order[stop]] != key) break;
+        A *to = target + (o * f.size + (int64_t)key) * f.row + j, sum[V], more[AHEAD][V];
+        /* The run's end, by halving: keys[order[low - 1]] is key, from high on it is not. */
+        int low = end + 1, high = f.count;
+        while (low < high) {
+            int middle = low + (high - low) / 2;
+            if (keys[order[middle]] == key)
+                low = middle + 1;
+            else
+                high = middle;
         }
-        add_to<A, V>(to, sum, live);
+        int64_t last = (low - 1) / RUN; /* its last tile */
+        take_from<A, V>(edge + f.outer * f.row, sum, live, f.whole_sums);
+        edge -= tile * next;
+        for (int64_t t = tile + 1; t <= last; t += AHEAD) {
+#pragma unroll
+            for (int q = 0; q < AHEAD; q++)
+                take_from<A, V>(edge + (t + q <= last ? t + q : last) * next, more[q], live,
+                                f.whole_sums);
+#pragma unroll
+            for (int q = 0; q < AHEAD; q++)
+#pragma unroll
+                for (int k = 0; k < V; k++)
+                    if (t + q <= last) sum[k] += more[q][k];
+        }
+        take_from<A, V>(to, more[0], live, f.whole_sums);
+#pragma unroll
+        for (int k = 0; k < V; k++) sum[k] += more[0][k];
+        put_to<A, V>(to, sum, live, f.whole_sums);
     }
 }
 
@@ -485,6 +528,7 @@ static enum xt_status add_slab_of(struct xt_ctx *ctx, struct sorter *s, struct a
     f->tiles = (f->count + RUN - 1) / RUN;
     f->vectors = (f->row + lanes - 1) / lanes;
     f->whole = xt_is_aligned16(grad) && f->row % lanes == 0;
+    f->whole_sums = xt_is_aligned16(target) && f->row % (dtype == XT_F64 ? 2 : 4) == 0;
     switch (dtype) {
     case XT_F64: return add_slab<double, double>(ctx, s, f, target, grad);
     case XT_F32: return add_slab<float, float>(ctx, s, f, target, grad);
@@ -553,7 +597,9 @@ static enum xt_status open_sums(struct xt_ctx *ctx, const struct xt_tensor *y, v
     *bytes = own ? 0 : (size_t)xt_numel(y) * sizeof(float);
     *sums = own ? xt_data(y) : NULL;
     if (!own) XT_TRY(xt_scratch_get(ctx, XT_CUDA, *bytes, sums));
-    return zero(ctx, *sums, own ? xt_nbytes(y) : *bytes);
+    enum xt_status status = zero(ctx, *sums, own ? xt_nbytes(y) : *bytes);
+    if (status != XT_OK && !own) xt_scratch_put(ctx, XT_CUDA, *sums, *bytes);
+    return status;
 }
 
 /* After what made the sums gave `status`. */
