@@ -211,6 +211,45 @@ function M.strided(row)
   return true
 end
 
+-- The same call on the CPU and on the GPU, forward and backward, from the same numbers. The bound of
+-- f32 and f64: each of the k terms of the longest sum may be rounded once on either side and the
+-- result a few times; of bf16: its own roundings, of which gradients have some more.
+function M.cuda(row)
+  local given = { f64 = 2 ^ -52, f32 = F32_ROUNDING, bf16 = BF16_ROUNDING }
+  local before = xt.device()
+  for _, dtype in ipairs { "f64", "f32", "bf16" } do
+    if dtype ~= "bf16" or row.bf16 ~= false then
+      xt.device("cpu")
+      local inputs = draw_all(row.inputs, dtype, 91)
+      local on_gpu, longest = {}, 1
+      for i, t in ipairs(inputs) do
+        on_gpu[i] = t:to("cuda")
+        longest = math.max(longest, t.numel)
+      end
+      local ok, want, got = pcall(forward_and_gradients, row, inputs)
+      xt.device("cuda")
+      if ok then ok, got = pcall(forward_and_gradients, row, on_gpu) end
+      xt.device(before)
+      if not ok then return false, ("%s: %s"):format(dtype, tostring(got or want)) end
+      for i = 1, math.max(#want, #got) do
+        local what = ("%s: %s"):format(dtype, i == 1 and "the result"
+          or "the gradient of input " .. i - 1)
+        local w, g = want[i], got[i] and got[i]:to("cpu")
+        if not w or not g then return false, what .. " is missing" end
+        if row.exact or not is_float(w) then
+          if w:digest() ~= g:digest() then return false, what .. " differs" end
+        else
+          local units = dtype == "bf16" and 2 * (row.bf16 or 2) + 4 or 4 * (row.f32 or 8 + longest)
+          local bound = units * given[dtype] * math.max(largest(w), row.scale or 1)
+          local fine, message = compare(what, g, w, bound)
+          if not fine then return false, message end
+        end
+      end
+    end
+  end
+  return true
+end
+
 -- One thread and three give the same bits.
 function M.threads(row)
   local before = xt.threads()

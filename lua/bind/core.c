@@ -35,7 +35,10 @@ enum xt_device xtbind_check_device(lua_State *L, int index, const char *who) {
 
 static int device(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    if (!lua_isnoneornil(L, 1)) b->device = xtbind_check_device(L, 1, "device");
+    if (!lua_isnoneornil(L, 1)) {
+        b->device = xtbind_check_device(L, 1, "device");
+        xt_set_device(b->ctx, b->device);
+    }
     lua_pushstring(L, xt_device_name(b->device));
     return 1;
 }
