@@ -8,7 +8,7 @@
  *
  * A block owns a tile of queries (forward, dq) or of keys (dk, dv, summed over the query heads of
  * its group) and meets the tiles of the other side in order, so the bits do not depend on timing.
- * Traffic: q and out once, k and v once a query tile.
+ * Traffic: q and out once, k and v once a query tile. bf16 goes to attention_mma.cu.
  */
 #include <math.h>
 
@@ -168,7 +168,7 @@ template <class R> __device__ static R row_sum(R x) {
 
 /* A block a query tile of a head. Shared: q and k (or v), T x (d + 1), and s, T x (T + 1). */
 template <class R>
-__global__ void __launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     forward(const __grid_constant__ struct xt_attention p, int64_t tiles) {
     constexpr int T = tile<R>, EACH = T / per_row<R>;
     extern __shared__ double shared[];
@@ -226,7 +226,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* A warp a row: delta = sum(g * out). */
 template <class T>
-__global__ void __launch_bounds__(THREADS) deltas(const __grid_constant__ struct xt_attention p) {
+static __global__ void __launch_bounds__(THREADS)
+    deltas(const __grid_constant__ struct xt_attention p) {
     using R = xt_real<T>;
     int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (i >= p.batch * p.heads * p.sq) return;
@@ -270,7 +271,7 @@ __device__ static void probabilities(const struct xt_attention &p, uint64_t seed
 
 /* A block a key tile of a key head. Shared: k, v, q, g, T x (d + 1), and s, ds, T x (T + 1). */
 template <class R>
-__global__ void __launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     backward_keys(const __grid_constant__ struct xt_attention p, int64_t tiles) {
     constexpr int T = tile<R>;
     extern __shared__ double shared[];
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* A block a query tile of a head. Shared: as backward_keys. */
 template <class R>
-__global__ void __launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     backward_queries(const __grid_constant__ struct xt_attention p, int64_t tiles) {
     constexpr int T = tile<R>;
     extern __shared__ double shared[];
@@ -399,7 +400,8 @@ static enum xt_status attention_tiled(struct xt_ctx *ctx, const struct xt_launch
     }
     switch (l->in[Q]->dtype) {
     case XT_F64: return run_forward<double>(ctx, p);
-    default: return run_forward<float>(ctx, p);
+    case XT_F32: return run_forward<float>(ctx, p);
+    default: return xt_attention_mma(ctx, p);
     }
 }
 
@@ -420,7 +422,8 @@ static enum xt_status attention_tiled_grad(struct xt_ctx *ctx, const struct xt_l
     XT_GO(run_deltas(ctx, p, dtype));
     switch (dtype) {
     case XT_F64: status = run_backward<double>(ctx, p); break;
-    default: status = run_backward<float>(ctx, p);
+    case XT_F32: status = run_backward<float>(ctx, p); break;
+    default: status = xt_attention_mma_grad(ctx, p);
     }
 done:
     xt_scratch_put(ctx, XT_CUDA, p.delta, bytes);
@@ -431,7 +434,7 @@ done:
 
 /* A block a row of (B, H, Sq, Sk) scores, read twice (the second time from the cache). */
 template <class T>
-__global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     softmax(const __grid_constant__ struct xt_attention p, const T *x, int64_t x_batch,
             int64_t x_head, int64_t x_row, T *y) {
     using R = xt_real<T>;
@@ -478,10 +481,11 @@ static enum xt_status attention_softmax(struct xt_ctx *ctx, const struct xt_laun
 
 /* ---- the table --------------------------------------------------------------------------------- */
 
+#define FLOATS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
+
 const struct xt_kernel xt_cuda_attention_kernels[] = {
-    {"attention_tiled", XT_BIT(XT_F32) | XT_BIT(XT_F64), XT_INNER, attention_tiled},
-    {"attention_tiled_grad", XT_BIT(XT_F32) | XT_BIT(XT_F64), XT_INNER, attention_tiled_grad},
-    {"attention_softmax", XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64), XT_INNER,
-     attention_softmax},
+    {"attention_tiled", FLOATS, XT_INNER, attention_tiled},
+    {"attention_tiled_grad", FLOATS, XT_INNER, attention_tiled_grad},
+    {"attention_softmax", FLOATS, XT_INNER, attention_softmax},
     {},
 };

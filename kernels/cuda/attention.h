@@ -1,7 +1,8 @@
 /*
  * attention.h: what the attention kernels share: the problem of one call, and who sees whom.
  *
- * The definition is kernels/cpu/attention.c.
+ * The definition is kernels/cpu/attention.c. attention.cu is one thread an element, in f32 and f64;
+ * attention_mma.cu and attention_mma_grad.cu are bf16 on the tensor cores.
  */
 #ifndef XT_CUDA_ATTENTION_H
 #define XT_CUDA_ATTENTION_H
@@ -86,5 +87,13 @@ __device__ inline bool xt_keeps(const struct xt_attention &p, uint64_t seed, int
     uint64_t element = (uint64_t)(((b * p.heads + h) * p.sq + row) * p.sk + key);
     return xt_uniform_at(seed, element) >= p.p;
 }
+
+/* In attention.cu: p.delta of a call whose inputs are of T and whose lse is of xt_real<T>. */
+enum xt_status xt_attention_deltas(struct xt_ctx *ctx, const struct xt_attention &p,
+                                   enum xt_dtype dtype);
+
+/* bf16 on the tensor cores. */
+enum xt_status xt_attention_mma(struct xt_ctx *ctx, const struct xt_attention &p);
+enum xt_status xt_attention_mma_grad(struct xt_ctx *ctx, const struct xt_attention &p);
 
 #endif
