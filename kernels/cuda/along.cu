@@ -45,7 +45,7 @@ static __device__ inline int64_t row_start(const struct rows &r, int64_t row, in
     return o * n * r.inner + (row - o * r.inner);
 }
 
-/* ---- threads that share a row -------------------------------------------------------------------- */
+/* ---- threads that share a row ---------------------------------------------------------------- */
 
 /* SIZE threads side by side, for rows whose elements lie side by side: vectors of them. */
 template <int SIZE_, int THREADS_> struct side_by_side {
@@ -105,7 +105,7 @@ struct across {
     }
 };
 
-/* ---- softmax and its kin ------------------------------------------------------------------------- */
+/* ---- softmax and its kin --------------------------------------------------------------------- */
 
 static __device__ inline float exp_of(float x) {
     return expf(x);
@@ -351,7 +351,7 @@ static enum xt_status norm_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
     return along<norm_grad_of>(ctx, l, 1);
 }
 
-/* ---- cumsum -------------------------------------------------------------------------------------- */
+/* ---- cumsum ---------------------------------------------------------------------------------- */
 
 /*
  * Floats are added in f64, integers wrap around. Long rows, where they are few, are cut in chunks:
@@ -546,7 +546,7 @@ static enum xt_status cumsum_grad(struct xt_ctx *ctx, const struct xt_launch *l)
     return XT_OK;
 }
 
-/* ---- argmax, topk -------------------------------------------------------------------------------- */
+/* ---- argmax, topk ---------------------------------------------------------------------------- */
 
 /* An element of a row and its place; -1: none yet. */
 template <class W> struct choice {

@@ -20,7 +20,7 @@
 
 enum { VOCABULARY = -1 };
 
-/* ---- positions --------------------------------------------------------------------------------- */
+/* ---- positions ------------------------------------------------------------------------------- */
 
 struct positions {
     const void *at; /* i32 or i64, contiguous */
@@ -79,7 +79,7 @@ static __device__ inline bool in_range(const struct positions &p, int64_t at) {
     return (uint64_t)at < (uint64_t)p.size;
 }
 
-/* ---- embedding, index_select ------------------------------------------------------------------- */
+/* ---- embedding, index_select ----------------------------------------------------------------- */
 
 /* (outer, size, row) to (outer, n, row), in units of U. */
 struct pick {
@@ -103,35 +103,91 @@ static __global__ void pick_rows(U *to, const U *from, struct positions p, struc
     }
 }
 
+/* The opposite: a row of `from` goes to where its position says; of equal positions only the last
+   does, whose number, from 1, is in `last` (NULL: there is only one). */
+template <class U>
+static __global__ void put_rows(U *to, const U *from, const unsigned long long *last,
+                                struct positions p, struct pick k) {
+    int down = THREADS / k.across, x = (int)threadIdx.x % k.across;
+    int64_t begin = (int64_t)blockIdx.y * k.across + x, next = (int64_t)gridDim.y * k.across;
+    for (int64_t r = (int64_t)blockIdx.x * down + threadIdx.x / k.across; r < k.rows;
+         r += (int64_t)gridDim.x * down) {
+        int64_t o = k.rows == p.n ? 0 : r / p.n, i = r - o * p.n, at = position_at(p, i);
+        if (!in_range(p, at)) {
+            if (begin == 0) xt_note_fault(p.fault, i, at);
+            continue;
+        }
+        if (last && last[at] != (unsigned long long)i + 1) continue;
+        const U *source = from + r * k.units;
+        U *target = to + (o * p.size + at) * k.units;
+        for (int64_t c = begin; c < k.units; c += next) target[c] = source[c];
+    }
+}
+
+static __global__ void find_last(unsigned long long *last, struct positions p) {
+    int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.n; i += step) {
+        int64_t at = position_at(p, i);
+        if (in_range(p, at)) atomicMax(&last[at], (unsigned long long)i + 1); /* in any order */
+    }
+}
+
+/* How rows are copied: the widest unit that rows, steps and places allow. */
+struct copying {
+    struct pick pick;
+    int64_t unit; /* bytes */
+    dim3 grid;
+};
+
+static struct copying copying_of(int64_t rows, const void *to, const void *from, int64_t row,
+                                 int64_t step) {
+    struct copying c = {{rows, row, step, 1}, 16, dim3(1)};
+    uint64_t places =
+        (uint64_t)(uintptr_t)to | (uint64_t)(uintptr_t)from | (uint64_t)row | (uint64_t)step | 16;
+    c.unit = (int64_t)(places & (0 - places)); /* the largest power of two in all */
+    c.pick.units /= c.unit;
+    c.pick.step /= c.unit;
+    c.pick.across = xt_power_of_two(c.pick.units, THREADS);
+    int64_t parts = (c.pick.units + 4 * c.pick.across - 1) / (4 * c.pick.across);
+    c.grid =
+        dim3(xt_cuda_blocks(rows, THREADS / c.pick.across), (unsigned)(parts < 1      ? 1
+                                                                       : parts > 1024 ? 1024
+                                                                                      : parts));
+    return c;
+}
+
+/* Calls `...` with U being a type of `unit` bytes. */
+#define BY_UNIT(unit, ...)                                                                         \
+    switch (unit) {                                                                                \
+    case 1: {                                                                                      \
+        using U = uint8_t;                                                                         \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    case 2: {                                                                                      \
+        using U = uint16_t;                                                                        \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    case 4: {                                                                                      \
+        using U = uint32_t;                                                                        \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    case 8: {                                                                                      \
+        using U = uint64_t;                                                                        \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    default: {                                                                                     \
+        using U = uint4;                                                                           \
+        __VA_ARGS__                                                                                \
+    }                                                                                              \
+    }
+
 /* `step` is from row to row of `from`, in bytes like `row`. */
 static enum xt_status pick(struct xt_ctx *ctx, const struct positions *p, int64_t outer, void *to,
                            const void *from, int64_t row, int64_t step) {
-    struct pick k = {outer * p->n, row, step, 1};
-    if (k.rows == 0) return XT_OK;
-    uint64_t places =
-        (uint64_t)(uintptr_t)to | (uint64_t)(uintptr_t)from | (uint64_t)row | (uint64_t)step | 16;
-    int64_t unit = (int64_t)(places & (0 - places)); /* the largest power of two in all */
-    k.units /= unit;
-    k.step /= unit;
-    k.across = xt_power_of_two(k.units, THREADS);
-    int64_t parts = (k.units + 4 * k.across - 1) / (4 * k.across);
-    dim3 grid(xt_cuda_blocks(k.rows, THREADS / k.across), (unsigned)(parts < 1      ? 1
-                                                                     : parts > 1024 ? 1024
-                                                                                    : parts));
-    cudaStream_t s = xt_cuda_stream(ctx);
-    switch (unit) {
-    case 1: pick_rows<<<grid, THREADS, 0, s>>>((uint8_t *)to, (const uint8_t *)from, *p, k); break;
-    case 2:
-        pick_rows<<<grid, THREADS, 0, s>>>((uint16_t *)to, (const uint16_t *)from, *p, k);
-        break;
-    case 4:
-        pick_rows<<<grid, THREADS, 0, s>>>((uint32_t *)to, (const uint32_t *)from, *p, k);
-        break;
-    case 8:
-        pick_rows<<<grid, THREADS, 0, s>>>((uint64_t *)to, (const uint64_t *)from, *p, k);
-        break;
-    default: pick_rows<<<grid, THREADS, 0, s>>>((uint4 *)to, (const uint4 *)from, *p, k); break;
-    }
+    if (outer * p->n == 0) return XT_OK;
+    struct copying c = copying_of(outer * p->n, to, from, row, step);
+    BY_UNIT(c.unit, pick_rows<<<c.grid, THREADS, 0, xt_cuda_stream(ctx)>>>((U *)to, (const U *)from,
+                                                                           *p, c.pick);)
     return xt_cuda_launched(ctx);
 }
 
@@ -165,7 +221,39 @@ static enum xt_status index_select(struct xt_ctx *ctx, const struct xt_launch *l
     return status;
 }
 
-/* ---- sorting positions ------------------------------------------------------------------------- */
+/* In order: the last of equal positions stays. */
+static enum xt_status index_copy(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *x = l->in[0], *src = l->in[2];
+    int64_t dim = l->attrs[0].i, outer, inner;
+    cudaStream_t stream = xt_cuda_stream(ctx);
+    struct positions p;
+    void *last = NULL, *to = xt_data(x);
+    const void *from = xt_data(src);
+    enum xt_status status = XT_OK;
+    around(x, dim, &outer, &inner);
+    int64_t row = inner * (int64_t)xt_dtype_bytes(x->dtype);
+    XT_TRY(load_positions(ctx, l, l->in[1], "index", x->shape[dim], dim, &p));
+    size_t bytes = p.n > 1 ? (size_t)p.size * sizeof(unsigned long long) : 0;
+    if (outer * p.n == 0) goto done;
+    if (bytes) {
+        XT_GO(xt_scratch_get(ctx, XT_CUDA, bytes, &last));
+        XT_GO(xt_cuda_status(ctx, cudaMemsetAsync(last, 0, bytes, stream)));
+        find_last<<<xt_cuda_blocks(p.n, THREADS), THREADS, 0, stream>>>((unsigned long long *)last,
+                                                                        p);
+    }
+    {
+        struct copying c = copying_of(outer * p.n, to, from, row, row);
+        BY_UNIT(c.unit, put_rows<<<c.grid, THREADS, 0, stream>>>(
+                            (U *)to, (const U *)from, (const unsigned long long *)last, p, c.pick);)
+    }
+    status = xt_cuda_launched(ctx);
+done:
+    xt_scratch_put(ctx, XT_CUDA, last, bytes);
+    drop_positions(ctx, &p);
+    return status;
+}
+
+/* ---- sorting positions ----------------------------------------------------------------------- */
 
 /*
  * A stable radix sort, 8 bits a pass: counts of each digit for each block of BLOCK places, their
@@ -305,7 +393,7 @@ static enum xt_status sort(struct xt_ctx *ctx, struct sorter *s, int64_t n, uint
     return XT_OK;
 }
 
-/* ---- adding back ------------------------------------------------------------------------------- */
+/* ---- adding back ----------------------------------------------------------------------------- */
 
 #define RUN 32  /* sorted places of a tile */
 #define AHEAD 8 /* rows under way together */
@@ -582,7 +670,7 @@ static enum xt_status embedding_acc(struct xt_ctx *ctx, const struct xt_launch *
     return status;
 }
 
-/* ---- sums of a gradient's own -------------------------------------------------------------------- */
+/* ---- sums of a gradient's own ---------------------------------------------------------------- */
 
 template <class T> static __global__ void round_to(T *y, const float *sums, int64_t n) {
     int64_t step = (int64_t)gridDim.x * THREADS;
@@ -638,7 +726,7 @@ static enum xt_status index_select_grad(struct xt_ctx *ctx, const struct xt_laun
     return status;
 }
 
-/* ---- gather ------------------------------------------------------------------------------------ */
+/* ---- gather ---------------------------------------------------------------------------------- */
 
 /* Elements of index, and where they lie in x without their own position: stride 0 along dim. */
 static struct xt_places<1> places_of(const struct xt_tensor *index, const int64_t *x_shape,
@@ -803,6 +891,7 @@ static enum xt_status gather_grad(struct xt_ctx *ctx, const struct xt_launch *l)
 const struct xt_kernel xt_cuda_index_kernels[] = {
     {"index_select", XT_ANY, XT_CONTIGUOUS, index_select},
     {"gather", XT_ANY, XT_CONTIGUOUS, gather},
+    {"index_copy_", XT_ANY, XT_CONTIGUOUS, index_copy},
     {"embedding", XT_ANY, XT_INNER, embedding},
     {"index_select_grad", XT_INTS, XT_CONTIGUOUS, index_select_grad},
     {"gather_grad", XT_INTS, XT_CONTIGUOUS, gather_grad},

@@ -9,7 +9,7 @@
 
 #include "cuda.h"
 
-/* ---- places ------------------------------------------------------------------------------------ */
+/* ---- places ---------------------------------------------------------------------------------- */
 
 /* Division by a number that is known before the launch, for dividends below 2^31 (after Granlund
    and Montgomery 1994): n / by = (n * factor / 2^32 + n) / 2^shift. */
@@ -85,7 +85,7 @@ enum xt_status xt_cuda_copy_strided(struct xt_ctx *ctx, size_t bytes, int ndim,
                                     const int64_t *shape, void *to, const int64_t *to_stride,
                                     const void *from, const int64_t *from_stride);
 
-/* ---- lanes: 16 bytes of elements --------------------------------------------------------------- */
+/* ---- lanes: 16 bytes of elements ------------------------------------------------------------- */
 
 /* The elements of the 16 bytes at p: of them `count`, the rest are `fill`. `whole`: p is aligned to
    16 bytes. */

@@ -15,7 +15,7 @@
 #define FEW_UNITS 512   /* with fewer, n is cut */
 #define MANY_UNITS 1024 /* so that there are at most this many */
 
-/* ---- what is folded, and how ------------------------------------------------------------------- */
+/* ---- what is folded, and how ----------------------------------------------------------------- */
 
 enum { FOLD_SUM, FOLD_SQUARES, FOLD_MAX, FOLD_MIN };
 
@@ -85,7 +85,7 @@ struct folding {
     bool whole; /* rows begin on 16 bytes */
 };
 
-/* ---- kernels ----------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* The lanes of a vector joined as a tree. */
 template <class F, int V> static __device__ inline typename F::W join_lanes(typename F::W *w) {
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- launchers --------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 static int64_t over(int64_t n, int64_t by) {
     return (n + by - 1) / by;

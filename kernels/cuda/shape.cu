@@ -21,7 +21,7 @@ struct copy {
     const char *from_data;
 };
 
-/* ---- kernels ----------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 template <class U>
 static __global__ void copy_elements(U *to, const U *from, struct xt_places<2> places,
@@ -112,7 +112,7 @@ template <class T> static __global__ void count_up(T *y, int64_t n) {
         y[i] = count_to<T>(i);
 }
 
-/* ---- strided copies: planning ------------------------------------------------------------------ */
+/* ---- strided copies: planning ---------------------------------------------------------------- */
 
 /* Drops sizes of 1 and merges neighbours that both sides step through evenly. */
 static int64_t plan(struct copy *c, int ndim, const int64_t *shape, const int64_t *to,
@@ -238,7 +238,7 @@ enum xt_status xt_cuda_copy_strided(struct xt_ctx *ctx, size_t bytes, int ndim,
     return xt_cuda_launched(ctx);
 }
 
-/* ---- launchers --------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 static enum xt_status copy_into(struct xt_ctx *ctx, const struct xt_tensor *x, char *to,
                                 const int64_t *stride) {
