@@ -210,6 +210,10 @@ static enum xt_status check_inputs(struct xt_ctx *ctx, const struct xt_slot *slo
             if (p->optional || p->kind == XT_P_SEED) continue;
             return xt_fail(ctx, XT_ARGUMENT, "%s is missing, wanted a tensor", p->name);
         }
+        if (t->storage->hollow && !ctx->graph)
+            return xt_fail(ctx, XT_STATE,
+                           "%s is a value of a graph that was recorded: it has no bytes here",
+                           input_param(op, i)->name);
         if (first && first->storage->device != t->storage->device)
             return xt_fail(ctx, XT_DEVICE, "%s is on %s, %s is on %s", input_param(op, 0)->name,
                            ctx->backend[first->storage->device]->name, input_param(op, i)->name,
@@ -277,7 +281,7 @@ static enum xt_status resolve_dims(struct xt_ctx *ctx, const struct xt_slot *slo
 
 /* ---- writes in place ------------------------------------------------------------------------- */
 
-static bool is_written(const struct xt_slot *slot, int i) {
+bool xt_slot_writes(const struct xt_slot *slot, int i) {
     const struct xt_op *op = slot->op;
     int list = slot->n_slots - 1;
     if (op->write_group && slot->has_list && i >= list)
@@ -313,7 +317,7 @@ static enum xt_status check_writes(struct xt_ctx *ctx, const struct xt_slot *slo
     bool lists = slot->op->write_group != 0;
     for (int i = 0; i < args->n_inputs; i++) {
         const struct xt_tensor *t = args->inputs[i];
-        if (!t || !is_written(slot, i)) continue;
+        if (!t || !xt_slot_writes(slot, i)) continue;
         const char *name = input_param(slot->op, i)->name;
         if (xt_recording(ctx) && xt_requires_grad(t))
             return xt_fail(ctx, XT_STATE,
@@ -390,7 +394,7 @@ static enum xt_status launch(struct xt_ctx *ctx, const struct xt_slot *slot,
         struct xt_tensor *t = args->inputs[i];
         if (!t || fits(t, kernel->layout))
             in[i] = xt_tensor_retain(t);
-        else if (is_written(slot, i)) {
+        else if (xt_slot_writes(slot, i)) {
             status = xt_fail(ctx, XT_ARGUMENT, "%s must be contiguous to be written in place",
                              input_param(op, i)->name);
             goto done;
@@ -434,6 +438,7 @@ enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
     struct xt_tensor *made[XT_MAX_OUTPUTS] = {NULL};
     enum xt_status status = XT_OK;
     XT_GO(op->infer(ctx, op, args, where));
+    bool hollow = ctx->graph && xt_graph_is_hollow(ctx, slot, args);
     if (op->flags & XT_VIEW) {
         XT_GO(view_of(ctx, args->inputs[0], &where[0], &made[0]));
     } else {
@@ -441,15 +446,28 @@ enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
         for (int i = args->n_inputs; i-- > 0;)
             if (args->inputs[i]) device = args->inputs[i]->storage->device;
         int n = op->n_outputs - (hidden ? 0 : op->n_hidden);
-        for (int k = 0; k < n; k++) XT_GO(xt_tensor_new(ctx, &where[k].spec, device, &made[k]));
-        XT_GO(launch(ctx, slot, args, made));
-        if (ctx->trap) XT_GO(check_finite(ctx, op, made));
+        for (int k = 0; k < n; k++)
+            XT_GO(hollow ? xt_tensor_hollow(ctx, &where[k].spec, device, &made[k])
+                         : xt_tensor_new(ctx, &where[k].spec, device, &made[k]));
+        if (!hollow) XT_GO(xt_launch_ready(ctx, slot, args, made));
     }
     memcpy(outputs, made, (size_t)op->n_outputs * sizeof *made);
     return XT_OK;
 done:
     for (int k = 0; k < op->n_outputs; k++) xt_tensor_release(ctx, made[k]);
     return status;
+}
+
+enum xt_status xt_launch_ready(struct xt_ctx *ctx, const struct xt_slot *slot,
+                               const struct xt_args *args, struct xt_tensor **outputs) {
+    XT_TRY(launch(ctx, slot, args, outputs));
+    return ctx->trap ? check_finite(ctx, slot->op, outputs) : XT_OK;
+}
+
+bool xt_slot_fits(const struct xt_slot *slot, enum xt_device device, enum xt_dtype dtype,
+                  const struct xt_tensor *t) {
+    const struct xt_kernel *kernel = slot->kernels[device][dtype];
+    return !kernel || fits(t, kernel->layout);
 }
 
 /* Whether a call with these inputs makes outputs that require a gradient. */
@@ -471,24 +489,27 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_slot *slot,
         XT_TRY(resolve_dims(ctx, slot, &resolved));
         args = &resolved;
     }
+    if (ctx->graph) XT_TRY(xt_graph_check(ctx, slot, args));
     if (op->flags & XT_COMPOSED) return op->compose(ctx, op, args, outputs);
     bool in_place = writes(op);
     if (in_place) XT_TRY(check_writes(ctx, slot, args));
 
     bool wants = wants_gradient(ctx, op, args);
     struct xt_call *call = NULL;
-    if (wants || ctx->segment) XT_TRY(xt_record_new(ctx, slot, args, wants, &call));
+    if (wants || ctx->segment || ctx->graph) XT_TRY(xt_record_new(ctx, slot, args, wants, &call));
     struct xt_tensor *made[XT_MAX_OUTPUTS] = {NULL};
     enum xt_status status = xt_execute(ctx, slot, args, wants, made);
+    if (status == XT_OK && ctx->graph) status = xt_graph_add(ctx, call, args->inputs, made);
     if (status == XT_OK && call) status = xt_record_finish(ctx, call, made);
     if (status != XT_OK) {
         for (int k = 0; k < op->n_outputs; k++) xt_tensor_release(ctx, made[k]);
+        if (call && ctx->graph) xt_graph_remove(ctx, call);
         if (call) xt_record_abandon(ctx, call);
         return status;
     }
     if (in_place)
         for (int i = 0; i < args->n_inputs; i++)
-            if (args->inputs[i] && is_written(slot, i))
+            if (args->inputs[i] && xt_slot_writes(slot, i))
                 xt_storage_written(ctx, args->inputs[i]->storage);
     int visible = op->n_outputs - op->n_hidden;
     for (int k = 0; k < op->n_outputs; k++) {

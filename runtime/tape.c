@@ -177,21 +177,33 @@ static void make_edge(struct xt_call *call, int i, struct xt_tensor *t) {
     }
 }
 
-enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
-                             const struct xt_args *args, bool wants, struct xt_call **out) {
-    size_t bytes = lay_out(NULL, slot, args->n_inputs, args->n_ints);
+enum xt_status xt_record_blank(struct xt_ctx *ctx, const struct xt_slot *slot, int n_inputs,
+                               int n_ints, struct xt_call **out) {
+    size_t bytes = lay_out(NULL, slot, n_inputs, n_ints);
     struct xt_call *call = xt_host_alloc(ctx, bytes);
     if (!call) return XT_MEMORY;
-    lay_out(call, slot, args->n_inputs, args->n_ints);
+    lay_out(call, slot, n_inputs, n_ints);
     call->refs = 1;
-    call->n_inputs = args->n_inputs;
+    call->n_inputs = n_inputs;
     call->n_outputs = slot->op->n_outputs;
-    call->n_ints = args->n_ints;
-    call->wants = wants;
+    call->n_ints = n_ints;
     call->number = ++ctx->n_calls;
     call->slot = slot;
-    call->where = xt_here(ctx);
     call->bytes = bytes;
+    *out = call;
+    return XT_OK;
+}
+
+void xt_record_drop_kept(struct xt_ctx *ctx, struct xt_call *call) {
+    drop_kept(ctx, call);
+}
+
+enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
+                             const struct xt_args *args, bool wants, struct xt_call **out) {
+    struct xt_call *call;
+    XT_TRY(xt_record_blank(ctx, slot, args->n_inputs, args->n_ints, &call));
+    call->wants = wants;
+    call->where = xt_here(ctx);
     memcpy(call->attrs, args->attrs, (size_t)slot->n_attrs * sizeof *call->attrs);
     memcpy(call->ints, args->ints, (size_t)args->n_ints * sizeof *call->ints);
     enum xt_status status = XT_OK;
@@ -220,7 +232,7 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
                                 struct xt_tensor **outputs) {
     const struct xt_op *op = call->slot->op;
     bool selective = call->segment && call->segment->options.selective;
-    bool verify = call->segment && call->segment->options.verify;
+    bool verify = call->segment && call->segment->options.verify && !ctx->graph;
     if (verify && call->n_outputs) {
         call->digests = xt_host_alloc(ctx, (size_t)call->n_outputs * sizeof *call->digests);
         if (!call->digests) return XT_MEMORY;
@@ -338,7 +350,10 @@ enum xt_status xt_compute_copy(struct xt_ctx *ctx, struct xt_tensor *master, enu
     struct xt_leaf *leaf = master->leaf;
     if (!leaf || !xt_is_leaf(master))
         return xt_fail(ctx, XT_ARGUMENT, "compute copy: the tensor is not a variable");
-    if (!leaf->copy || leaf->copy->dtype != dtype || leaf->copy_version != master->storage->version)
+    bool outside = ctx->graph && leaf->copy && /* a graph makes its own, from its state */
+                   leaf->copy->storage->number <= xt_graph_first_storage(ctx);
+    if (!leaf->copy || leaf->copy->dtype != dtype || outside ||
+        leaf->copy_version != master->storage->version)
         XT_TRY(refresh_copy(ctx, master, dtype));
     struct xt_tensor *copy;
     XT_TRY(xt_tensor_alias(ctx, leaf->copy, &copy));
@@ -385,9 +400,27 @@ static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struc
     return status;
 }
 
+/* In a graph a gradient starts from nothing: what an earlier backward left is not the graph's. */
+static enum xt_status check_fresh(struct xt_ctx *ctx, struct xt_leaf *leaf) {
+    if (!ctx->graph) return XT_OK;
+    int64_t first = xt_graph_first_storage(ctx);
+    if (leaf->buffer && leaf->buffer->storage->number <= first) {
+        xt_tensor_release(ctx, leaf->buffer);
+        leaf->buffer = NULL;
+    }
+    if (!leaf->grad || leaf->grad->storage->number > first) return XT_OK;
+    return xt_fail(ctx, XT_STATE,
+                   "a variable has a gradient from before the graph: zero_grad() it first");
+}
+
 /* Adds g to a leaf's gradient. Takes g's reference. */
 static enum xt_status add_to_leaf(struct xt_ctx *ctx, struct xt_leaf *leaf, struct xt_tensor *g) {
     leaf->touched = ctx->walk->stamp;
+    enum xt_status fresh = check_fresh(ctx, leaf);
+    if (fresh != XT_OK) {
+        xt_tensor_release(ctx, g);
+        return fresh;
+    }
     if (leaf->grad) {
         enum xt_status status =
             xt_apply_name(ctx, "add_", (struct xt_tensor *[]){leaf->grad, g}, 2, NULL);
@@ -460,6 +493,7 @@ enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
     if (!leaf || ctx->walk->as_values || !g->wants[i]) return XT_OK;
     if (leaf->spec.dtype != XT_F32 && leaf->spec.dtype != XT_F64) return XT_OK;
     if (leaf->grad && !xt_is_contiguous(leaf->grad)) return XT_OK;
+    XT_TRY(check_fresh(ctx, leaf));
     if (leaf->grad) {
         *add = true;
     } else {

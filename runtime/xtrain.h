@@ -251,6 +251,36 @@ struct xt_record_info {
 typedef void xt_record_fn(void *user, const struct xt_record_info *info);
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user);
 
+/* ---- graphs (design, section 4) ------------------------------------------------------------- */
+
+/*
+ * A graph is the list of records made by the launch point between begin and end. What depends on
+ * an input or on the state is not computed meanwhile, only its shape is. A run binds feeds and
+ * state, and launches the records that its export needs.
+ */
+struct xt_graph;
+enum xt_status xt_graph_begin(struct xt_ctx *ctx, struct xt_graph **out); /* one at a time */
+/* Ends recording, also after a failure. Gradients that were recorded are taken off the leaves. */
+void xt_graph_end(struct xt_ctx *ctx, struct xt_graph *g);
+void xt_graph_release(struct xt_ctx *ctx, struct xt_graph *g);
+bool xt_graph_recording(const struct xt_ctx *ctx);
+/* Declares an input; *out stands for it while recording. `value` is its default, and only its
+   shape and dtype count when it is required. */
+enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
+                              struct xt_tensor *value, bool required, struct xt_tensor **out);
+/* Names a result. Writes to the state recorded since the last export are part of its runs. */
+enum xt_status xt_graph_export(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
+                               const char *const *names, struct xt_tensor *const *values, int n);
+/* Gives a tensor made outside the name it has in the state. */
+enum xt_status xt_graph_name(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
+                             struct xt_tensor *t);
+/* Runs export number e. feeds: one place an input, NULL where it takes its default. state: one
+   place a state, NULL (or no array) for the captured one. outputs: new references. After a failure
+   the state is as it was. */
+enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
+                            struct xt_tensor *const *feeds, struct xt_tensor *const *state,
+                            struct xt_tensor **outputs);
+
 /* ---- seeds (design, section 5) -------------------------------------------------------------- */
 
 uint64_t xt_splitmix64(uint64_t x);               /* one output for the state x */

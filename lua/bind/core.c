@@ -452,10 +452,32 @@ static uint64_t seed_part(lua_State *L, struct xtbind *b, int index) {
     return xtbind_check_seed(L, index, "seed", what);
 }
 
+/* In a graph a seed made of tensors is a value of the graph: a chain of ops, a 0-dim i64. */
+static int seed_as_ops(lua_State *L, struct xtbind *b, int n) {
+    const struct xt_op *op = xt_op_find(b->ctx, "seed_mix");
+    int last = 1; /* where the seed so far is on the stack: a tensor, or nothing but a number */
+    for (int i = 2; i <= n; i++) {
+        struct xt_tensor *in[2] = {xtbind_as_tensor(L, b, last), xtbind_as_tensor(L, b, i)};
+        struct xt_tensor **box = xtbind_box(L, b), *out[XT_MAX_OUTPUTS] = {NULL};
+        struct xt_args args;
+        xt_args_init(&args, op, in, 2);
+        if (!in[0]) args.attrs[0].seed = seed_part(L, b, last);
+        if (!in[1]) args.attrs[1].seed = seed_part(L, b, i);
+        xtbind_check(L, xt_call_run(b->ctx, op, &args, out));
+        xtbind_fill(b, box, out[0]);
+        last = lua_gettop(L);
+    }
+    lua_settop(L, last);
+    return 1;
+}
+
 static int seed(lua_State *L) {
     struct xtbind *b = bind_of(L);
     int n = lua_gettop(L);
     if (n == 0) xtbind_error(L, "seed: wanted a base, and numbers or strings to mix into it");
+    bool tensors = false;
+    for (int i = 1; i <= n && !tensors; i++) tensors = xtbind_as_tensor(L, b, i) != NULL;
+    if (tensors && xt_graph_recording(b->ctx)) return seed_as_ops(L, b, n);
     uint64_t h = seed_part(L, b, 1);
     for (int i = 2; i <= n; i++) h = xt_seed_mix(h, seed_part(L, b, i));
     lua_pushinteger(L, (lua_Integer)h);

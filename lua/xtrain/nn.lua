@@ -232,6 +232,28 @@ function M.dropping(how, p, seed)
   return { causal = how.causal, impl = how.impl, dropout = p, seed = seed }
 end
 
+local feed_dropout = M.class("feed_dropout")
+
+-- feed_dropout{name}: the fed form of dropout, in a graph: x times the mask that is the input
+-- `name`, f32, of ones unless it is fed. It holds that name and nothing else: no probability, no
+-- mode. The product is taken in f32 and rounded once.
+function M.feed_dropout(given)
+  local name = type(given) == "table" and given[1] or given
+  if type(name) ~= "string" then
+    fail("nn.feed_dropout: wanted the name of an input: xt.nn.feed_dropout{\"mask\"}")
+  end
+  return setmetatable({ name = name }, feed_dropout)
+end
+
+-- b: what the graph's function was given. A second call takes the same mask.
+function feed_dropout:forward(x, b)
+  if type(b) ~= "table" or not b.inputs then
+    fail("feed_dropout: wanted the graph's builder: layer(x, b)")
+  end
+  local mask = b.inputs[self.name] or b:input(self.name, xt.ones(x.shape, { device = x.device }))
+  return (x:to "f32" * mask):to(x.dtype)
+end
+
 local attention = M.class("attention")
 
 -- attention{dim, heads, kv_heads = heads, head_dim = dim / heads, rope_theta = 10000,
