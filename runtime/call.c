@@ -190,6 +190,10 @@ static const struct xt_param *input_param(const struct xt_op *op, int i) {
     return NULL;
 }
 
+const char *xt_input_name(const struct xt_op *op, int i) {
+    return input_param(op, i)->name;
+}
+
 static enum xt_status check_inputs(struct xt_ctx *ctx, const struct xt_slot *slot,
                                    const struct xt_args *args) {
     const struct xt_op *op = slot->op;
@@ -366,7 +370,11 @@ static bool fits(const struct xt_tensor *t, enum xt_layout layout) {
 static enum xt_status copy_of(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
     const struct xt_slot *slot = xt_slot_find(ctx, xt_op_find(ctx, "contiguous"));
     struct xt_args args = {.inputs = &t, .n_inputs = 1};
-    return xt_execute(ctx, slot, &args, false, out);
+    enum xt_trap trap = ctx->trap; /* what it copies is not its result */
+    ctx->trap = XT_TRAP_OFF;
+    enum xt_status status = xt_execute(ctx, slot, &args, false, out);
+    ctx->trap = trap;
+    return status;
 }
 
 static enum xt_status launch(struct xt_ctx *ctx, const struct xt_slot *slot,
@@ -421,16 +429,6 @@ static enum xt_status view_of(struct xt_ctx *ctx, struct xt_tensor *x,
     return XT_OK;
 }
 
-static enum xt_status check_finite(struct xt_ctx *ctx, const struct xt_op *op,
-                                   struct xt_tensor **outputs) {
-    char text[128];
-    for (int k = 0; k < op->n_outputs; k++)
-        if (outputs[k] && xt_tensor_nonfinite(ctx, outputs[k]))
-            return xt_fail(ctx, XT_VALUE, "the result %s holds a NaN or an infinity",
-                           xt_describe(outputs[k], text, sizeof text));
-    return XT_OK;
-}
-
 enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
                           const struct xt_args *args, bool hidden, struct xt_tensor **outputs) {
     const struct xt_op *op = slot->op;
@@ -461,7 +459,7 @@ done:
 enum xt_status xt_launch_ready(struct xt_ctx *ctx, const struct xt_slot *slot,
                                const struct xt_args *args, struct xt_tensor **outputs) {
     XT_TRY(launch(ctx, slot, args, outputs));
-    return ctx->trap ? check_finite(ctx, slot->op, outputs) : XT_OK;
+    return ctx->trap ? xt_trap_check(ctx, slot, args, outputs) : XT_OK;
 }
 
 bool xt_slot_fits(const struct xt_slot *slot, enum xt_device device, enum xt_dtype dtype,
@@ -526,5 +524,6 @@ enum xt_status xt_call_run(struct xt_ctx *ctx, const struct xt_op *op, const str
     const struct xt_slot *slot = xt_slot_find(ctx, op);
     assert(slot);
     enum xt_status status = run(ctx, slot, args, outputs);
+    if (status == XT_OK && ctx->observe) status = xt_observe_call(ctx, op, args, outputs);
     return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, op->name);
 }

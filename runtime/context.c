@@ -105,10 +105,6 @@ bool xt_recording(const struct xt_ctx *ctx) {
     return ctx->no_grad == 0;
 }
 
-void xt_set_trap(struct xt_ctx *ctx, bool on) {
-    ctx->trap = on;
-}
-
 /* ---- seeds: splitmix64 (Steele, Lea, Flood 2014) -------------------------------------------- */
 
 uint64_t xt_splitmix64(uint64_t x) {

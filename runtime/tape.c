@@ -87,6 +87,7 @@ struct xt_call *xt_inner_maker(const struct xt_call *call, int input) {
 }
 
 void xt_call_free_body(struct xt_ctx *ctx, struct xt_call *call) {
+    if (ctx->newest == call) ctx->newest = NULL;
     drop_kept(ctx, call);
     drop_tensors(ctx, call->grad_out, call->n_outputs);
     for (int i = 0; i < call->n_inputs; i++) {
@@ -257,6 +258,7 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
     /* The making reference of a lone record goes over to its outputs; a segment's list needs
        none. */
     if (!call->owner) xt_call_release(ctx, call);
+    if (call->wants) ctx->newest = call;
     return XT_OK;
 }
 
@@ -643,7 +645,9 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
         .grad_in = grad_in,
     };
     ctx->fixed_where = call->where;
+    ctx->walk->call = call;
     enum xt_status status = call->slot->op->backward(ctx, &g);
+    if (status == XT_OK && ctx->observe) status = xt_observe_record(ctx, call, grad_in);
     for (int i = 0; i < call->n_inputs && status == XT_OK; i++) {
         struct xt_tensor *gradient = grad_in[i];
         grad_in[i] = NULL;
@@ -653,6 +657,7 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
             xt_tensor_release(ctx, gradient);
     }
     ctx->fixed_where = (struct xt_where){0};
+    ctx->walk->call = NULL;
     if (status != XT_OK) {
         char who[160];
         snprintf(who, sizeof who, "%s made at %s:%d", call->slot->op->name,
@@ -784,6 +789,7 @@ static enum xt_status start(struct xt_ctx *ctx, const char *who, struct xt_walk 
     status = walk_back(ctx, output, seed, retain);
     xt_no_grad_pop(ctx);
     ctx->walk = NULL;
+    if (status == XT_OK && ctx->observe) status = xt_observe_end(ctx);
     return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, who);
 }
 
@@ -827,10 +833,11 @@ static size_t kept_bytes(struct xt_tensor *const *list, int n, uint64_t stamp) {
 }
 
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user) {
-    if (!t->maker) return XT_OK;
+    struct xt_call *root = t ? t->maker : ctx->newest;
+    if (!root) return XT_OK;
     struct call_list list = {0};
     uint64_t stamp = ctx->mark += 2;
-    enum xt_status status = reachable(ctx, t->maker, stamp, &list);
+    enum xt_status status = reachable(ctx, root, stamp, &list);
     for (size_t n = 0; n < list.n && status == XT_OK; n++) {
         const struct xt_call *call = list.items[n];
         struct xt_record_info info = {

@@ -83,6 +83,7 @@ struct xt_walk {
     struct xt_tensor *const *targets; /* xt_grad: the inputs asked for */
     struct xt_tensor **results;       /* their gradients */
     int n_targets;
+    const struct xt_call *call; /* the record whose rule runs, or NULL */
 };
 
 /* tape.c */

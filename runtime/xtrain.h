@@ -84,8 +84,13 @@ const char *xt_isa(const struct xt_ctx *ctx);         /* "v1", "v3", "v4": the C
 void xt_no_grad_push(struct xt_ctx *ctx);
 void xt_no_grad_pop(struct xt_ctx *ctx);
 bool xt_recording(const struct xt_ctx *ctx);
-/* With the trap on, the first op whose output holds a NaN or infinity fails and is named. */
+/* With the trap on, the first op whose output holds a NaN or infinity fails; the sentence has
+   statistics of its inputs. A -inf that an op was given, but for a variable's, is no fault. */
 void xt_set_trap(struct xt_ctx *ctx, bool on);
+/* The same without failing: the first one is noted, with op, line and direction, and the trap is
+   off again. */
+void xt_trap_note(struct xt_ctx *ctx, bool on);
+const char *xt_trap_found(const struct xt_ctx *ctx); /* what was noted since, or "" */
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
@@ -183,6 +188,15 @@ enum xt_status xt_tensor_set(struct xt_ctx *ctx, struct xt_tensor *t, const int6
 /* XXH3-64 over the XXH3-64s of successive 4 KiB blocks of the contiguous bytes, then dtype and
    shape (design, section 7). */
 enum xt_status xt_tensor_digest(struct xt_ctx *ctx, struct xt_tensor *t, uint64_t *out);
+/* All but the counts are of the finite elements; NaN when there are none. */
+struct xt_stats {
+    int64_t n, finite, nans, infs, minus_infs; /* counts of elements */
+    double min, max, mean;
+    double std; /* of the population */
+};
+enum xt_status xt_tensor_stats(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_stats *out);
+/* "1 NaN, min 0, max 2, mean 1, std 0.5" into a buffer; returns it. */
+const char *xt_stats_describe(const struct xt_stats *s, char *buffer, size_t bytes);
 /* "f32 2x3" into a buffer; returns it. */
 const char *xt_describe(const struct xt_tensor *t, char *buffer, size_t bytes);
 
@@ -239,7 +253,7 @@ enum xt_status xt_segment_begin(struct xt_ctx *ctx, const struct xt_segment_opti
                                 struct xt_segment **out);
 enum xt_status xt_segment_end(struct xt_ctx *ctx, struct xt_segment *segment);
 void xt_segment_abort(struct xt_ctx *ctx, struct xt_segment *segment);
-/* Walks the records reachable from t by falling number. */
+/* Walks the records reachable from t by falling number; t NULL: from the newest one alive. */
 struct xt_record_info {
     int64_t number; /* of the record, from 1 in this context */
     const struct xt_op *op;
@@ -250,6 +264,39 @@ struct xt_record_info {
 };
 typedef void xt_record_fn(void *user, const struct xt_record_info *info);
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user);
+
+/* ---- looking on ---------------------------------------------------------------------------- */
+
+enum xt_seen_kind {
+    XT_SEEN_CALL,   /* a call has run, forward or in a backward rule */
+    XT_SEEN_RECORD, /* a backward has run the rule of a record, and not yet handed on the result */
+    XT_SEEN_END,    /* a backward has ended well */
+};
+
+/* Where input i of a record came from. */
+struct xt_source {
+    int64_t number;   /* of the record that made it; 0: none */
+    int output;       /* which of its outputs */
+    const void *leaf; /* stands for the variable it is, or NULL */
+    bool added;       /* its gradient is already the variable's, with all that was added to it */
+};
+
+/* Tensors are borrowed, and NULL where there is none. */
+struct xt_seen {
+    enum xt_seen_kind kind;
+    const struct xt_op *op;   /* NULL at the end */
+    const struct xt_op *rule; /* of the record that a backward passes; NULL in forward */
+    struct xt_where where;    /* the line; in a backward, that of the record */
+    int64_t number;           /* of the record; 0: none was made */
+    int n_in, n_out;
+    struct xt_tensor *const *in, *const *out;           /* of a record: what it kept */
+    struct xt_tensor *const *grad_in, *const *grad_out; /* of a record */
+    const struct xt_source *from;                       /* n_in, of a record */
+};
+/* A status that is not XT_OK makes the call or the backward fail. Calls that fn makes are neither
+   recorded nor told. */
+typedef enum xt_status xt_observe_fn(void *user, struct xt_ctx *ctx, const struct xt_seen *seen);
+void xt_observe(struct xt_ctx *ctx, xt_observe_fn *fn, void *user); /* fn NULL: nobody looks */
 
 /* ---- graphs (design, section 4) ------------------------------------------------------------- */
 

@@ -99,6 +99,8 @@ void xtbind_open_op(lua_State *L, struct xtbind *b);
 /* core.c: constructors, autograd, seeds, memory. */
 void xtbind_open_core(lua_State *L, struct xtbind *b);
 
+/* observe.c: who looks on, the trap, statistics. */
+void xtbind_open_observe(lua_State *L, struct xtbind *b);
 /* graph.c */
 void xtbind_open_graph(lua_State *L, struct xtbind *b);
 

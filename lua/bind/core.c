@@ -699,11 +699,6 @@ static int cache(lua_State *L) {
     return 0;
 }
 
-static int trap(lua_State *L) {
-    xt_set_trap(bind_of(L)->ctx, lua_toboolean(L, 1));
-    return 0;
-}
-
 struct records {
     struct xt_record_info *list; /* NULL while counting */
     int n, room;                 /* seen, and room in list */
@@ -728,10 +723,10 @@ static void push_spec(lua_State *L, const struct xt_spec *spec) {
     luaL_pushresult(&buffer);
 }
 
-/* tape(t): {{number, op, where, kept_bytes, outputs = {"f32 2x3"}}, ...}, newest first. */
+/* tape([t]): {{number, op, where, kept_bytes, outputs = {"f32 2x3"}}, ...}, newest first. */
 static int tape(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    struct xt_tensor *t = xtbind_check_tensor(L, 1);
+    struct xt_tensor *t = lua_isnoneornil(L, 1) ? NULL : xtbind_check_tensor(L, 1);
     struct records r = {.list = NULL};
     xtbind_check(L, xt_tape_walk(b->ctx, t, note_record, &r));
     r.room = r.n;
@@ -846,7 +841,6 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                        {"live_count", live_count},
                                        {"poison", poison},
                                        {"cache", cache},
-                                       {"trap", trap},
                                        {"tape", tape},
                                        {"here", here},
                                        {"fail", fail},

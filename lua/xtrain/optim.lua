@@ -4,7 +4,9 @@
 local xt = require "xtrain"
 local options = require "xtrain.options"
 local active = require "xtrain.active"
+local finite = require "xtrain.finite"
 local fail = xt.core.fail
+local is_finite = finite.is_finite
 
 local call = xt.call -- any op by name, the internal ones too
 
@@ -34,20 +36,25 @@ function M.clip_grad_norm(params, max)
   end)
 end
 
-local function is_finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
+local NO_LABEL, MOST_NAMES = "no label in the batch counts", 8
 
--- The names of the parameters whose gradient holds a NaN or an infinity, at most `most`.
-local function not_finite(params, most)
+-- That the gradient norm `value` is not finite, or what else is wrong, and of which parameters: of
+-- some of those whose norm_of(param), a number or nil, is not finite.
+local function not_finite(value, fault, params, norm_of)
   local names = {}
   for _, param in ipairs(params) do
-    local grad = param.tensor.grad
-    if grad and not is_finite(call("grad_norm", { grad }):item()) then
+    local norm = norm_of(param)
+    if norm and not is_finite(norm) then
       names[#names + 1] = param.name
-      if #names == most then break end
+      if #names == MOST_NAMES then break end
     end
   end
-  return names
+  local text = is_finite(value) and fault or "the gradient norm is " .. finite.shown(value)
+  return #names > 0 and text .. "; not finite: " .. table.concat(names, ", ") or text
 end
+
+-- What is wrong with the loss of the run in progress, or nil.
+local function loss_fault() return active.run and active.run:loss_fault() end
 
 -- ---- what optimizers share ---------------------------------------------------------------------
 
@@ -191,6 +198,30 @@ end
 
 local function take_first(first) return first end
 
+-- Which gradients there are and what was written into them last, as one number.
+local function stamp_of(grads)
+  local stamp = #grads
+  for _, grad in ipairs(grads) do
+    local number, version = xt.core.storage(grad)
+    stamp = (stamp ~ number) * 0x9E3779B97F4A7C15 + version
+  end
+  return stamp
+end
+
+-- The joint norm of the gradients as they are: {norm, 0-dim; value; count of gradients}. Measured
+-- once for the same gradients.
+function methods:measure()
+  return xt.no_grad(function()
+    local grads = gradients(self.params)
+    local stamp = stamp_of(grads)
+    if not self.measured or self.measured.stamp ~= stamp then
+      local norm = #grads > 0 and call("grad_norm", grads) or xt.tensor(0.0)
+      self.measured = { stamp = stamp, norm = norm, value = norm:item(), count = #grads }
+    end
+    return self.measured
+  end)
+end
+
 -- Says why a step changed nothing.
 local function skip(self, reason)
   self.skipped = self.skipped + 1
@@ -221,7 +252,7 @@ local function before_update(params)
   return kept
 end
 
-local function count_equal(a, b) return xt.sum(xt.cast(xt.eq(a, b), "f32")):item() end
+local function count_equal(a, b) return xt.sum(xt.eq(a, b)):item() end
 
 -- Of the weights that the update changed, the share whose bf16 copy it did not change; nil when
 -- none computes in bf16.
@@ -238,7 +269,8 @@ end
 
 -- ---- a step ------------------------------------------------------------------------------------
 
-local step_options = { clip = 0.0, divisor = options.optional, step = options.optional }
+local step_options = { clip = 0.0, divisor = options.optional, step = options.optional,
+  guard = options.optional }
 
 -- Calls fn(name, tensor) for every state tensor.
 local function each_state(self, fn)
@@ -281,11 +313,13 @@ local function step_in_graph(self, lr, o)
     end
     if divisor then factor = xt.div(factor, wide) end
     local rate = xt.cast(lr, "f64")
-    local finite = xt.eq(xt.cast(norm - norm, "f64") + (rate - rate), 0)
-    local now = { lr = 1.0, step = 1, norm = raw, scale = 1, clip = o.clip, factor = factor,
+    -- What is not finite makes the norm that the fused ops look at a NaN; else it adds 0.
+    local seen = o.guard and raw + xt.cast(o.guard - o.guard, raw.dtype) or raw
+    local all_finite = xt.eq(xt.cast(seen - seen, "f64") + (rate - rate), 0)
+    local now = { lr = 1.0, step = 1, norm = seen, scale = 1, clip = o.clip, factor = factor,
       rate = rate,
       tensors = { lr_tensor = lr, step_tensor = at, divisor = divisor },
-      choose = function(updated, old) return xt.where(finite, updated, old) end }
+      choose = function(updated, old) return xt.where(all_finite, updated, old) end }
     for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
     return norm
   end)
@@ -296,7 +330,8 @@ end
 -- has counted, or 1. step: the number of this update, from 1; by default one more than the last.
 -- Returns the norm after dividing and before clipping, 0-dim. A norm that is not finite, or no
 -- label at all, changes nothing, is counted in `skipped` and reported. Parameters without a
--- gradient stay. In a graph lr and step are 0-dim tensors, divisor one too, a number or nothing.
+-- gradient stay. In a graph lr and step are 0-dim tensors, divisor one too, a number or nothing,
+-- and guard, a 0-dim tensor, must be finite as well for the step to change anything.
 function methods:step(lr, given)
   local o = options.read(self.kind .. ":step", given, step_options)
   if xt.core.graph_recording() then return step_in_graph(self, lr, o) end
@@ -310,18 +345,18 @@ function methods:step(lr, given)
   if o.step then self.steps = o.step - 1 end
   local divisor = o.divisor or (active.run and active.run:divisor()) or 1
   return xt.no_grad(function()
-    local grads = gradients(self.params)
+    local measured = self:measure()
     local norm
-    if #grads == 0 then
+    if measured.count == 0 then
       norm = xt.tensor(0.0)
     elseif divisor == 0 then
       norm = xt.tensor(0.0)
-      skip(self, "no label in the batch counts")
+      skip(self, NO_LABEL)
     else
-      local raw = call("grad_norm", grads)
+      local raw, fault = measured.norm, loss_fault()
       norm = raw * (1 / divisor)
       local value = norm:item()
-      if is_finite(value) then
+      if is_finite(value) and not fault then
         self.steps = self.steps + 1
         local now = { lr = lr, rate = lr, step = self.steps, norm = raw, scale = 1 / divisor,
           clip = o.clip, factor = clip_factor(value, o.clip) / divisor, tensors = {},
@@ -330,14 +365,34 @@ function methods:step(lr, given)
         for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
         if kept then active.run:note_lost_updates(lost_share(kept)) end
       else
-        skip(self, ("the gradient norm is %s; not finite: %s"):format(
-          value ~= value and "NaN" or value,
-          table.concat(not_finite(self.params, 8), ", ")))
+        skip(self, not_finite(value, fault, self.params, function(param)
+          local grad = param.tensor.grad
+          return grad and call("grad_norm", { grad }):item()
+        end))
       end
     end
     if active.run then active.run:note_step(lr, norm) end
     return norm
   end)
+end
+
+-- For run:train: the host's part of a step whose update a graph has made, with what it gave.
+-- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
+function methods:replayed(lr, norm, divisor, norms)
+  local value, fault = norm:item(), loss_fault()
+  if divisor == 0 then
+    norm = xt.tensor(0.0)
+    skip(self, NO_LABEL)
+  elseif is_finite(value) and not fault then
+    self.steps = self.steps + 1
+  else
+    local by_name = norms()
+    skip(self, not_finite(value, fault, self.params, function(param)
+      return by_name[param.name]
+    end))
+  end
+  if active.run then active.run:note_step(lr, norm) end
+  return norm
 end
 
 -- Forgets the gradients; their buffers are kept for the next backward.
