@@ -252,7 +252,7 @@ local function before_update(params)
   return kept
 end
 
-local function count_equal(a, b) return xt.sum(xt.cast(xt.eq(a, b), "f32")):item() end
+local function count_equal(a, b) return xt.sum(xt.eq(a, b)):item() end
 
 -- Of the weights that the update changed, the share whose bf16 copy it did not change; nil when
 -- none computes in bf16.

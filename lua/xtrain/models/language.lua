@@ -19,7 +19,8 @@ function M.options(more)
   local known = { vocab = options.size, dim = options.size, layers = options.size,
     heads = options.size, context = options.optional_size, tied = false, dropout = 0.0,
     embed_dropout = 0.0, attention_dropout = 0.0, seed = options.optional, recompute = "none",
-    attention = "auto", dtype = "f32", device = options.optional }
+    attention = "auto", dtype = "f32", device = options.optional,
+    special_ids = options.optional } -- of a config.json that was loaded, to be written again
   for name, default in pairs(more) do known[name] = default end
   return known
 end
