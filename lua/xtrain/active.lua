@@ -6,6 +6,7 @@ return {
   -- Where steps of a run are made again (verify.lua): {options, out, save = folder or nil, run =
   -- folder whose edits.jsonl holds, last = step, chain = {}}. The recipe takes these options,
   -- writes nothing, enters the digest of every step in `chain`, and after step `last` enters
-  -- `digests` of all tensors and raises this table.
+  -- `digests` of all tensors and raises this table. words: overrides, as on the command line; steps
+  -- = {}: gets {loss, lr, grad_norm} of each step.
   replay = nil,
 }
