@@ -176,6 +176,7 @@ enum xt_status xt_graph_add(struct xt_ctx *ctx, struct xt_call *call,
 void xt_graph_remove(struct xt_ctx *ctx, struct xt_call *call);
 /* Fails when the host must not read t: it depends on an input. Called always. */
 enum xt_status xt_graph_check_read(struct xt_ctx *ctx, const struct xt_tensor *t);
+bool xt_graph_is_frozen(const struct xt_ctx *ctx);
 /* The number of the last storage made before the graph was opened. */
 int64_t xt_graph_first_storage(const struct xt_ctx *ctx);
 
@@ -196,7 +197,7 @@ enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
 /* grad_in: what the record's rule gave, before it is handed on. */
 enum xt_status xt_observe_record(struct xt_ctx *ctx, const struct xt_call *call,
                                  struct xt_tensor *const *grad_in);
-enum xt_status xt_observe_end(struct xt_ctx *ctx); /* a backward has ended well */
+enum xt_status xt_observe_end(struct xt_ctx *ctx, bool as_values); /* a backward has ended */
 
 /* trap.c: fails, or notes, when a result is not finite. Only while the trap is on. */
 enum xt_status xt_trap_check(struct xt_ctx *ctx, const struct xt_slot *slot,

@@ -305,7 +305,9 @@ struct xt_seen {
     const struct xt_op *rule; /* of the record that a backward passes; NULL in forward */
     struct xt_where where;    /* the line; in a backward, that of the record */
     int64_t number;           /* of the record; 0: none was made */
+    bool as_values;           /* of a backward: it is xt_grad, which leaves variables alone */
     int n_in, n_out;
+    uint64_t written; /* mask of the inputs that a call has written, of the first 64 */
     struct xt_tensor *const *in, *const *out;           /* of a record: what it kept */
     struct xt_tensor *const *grad_in, *const *grad_out; /* of a record */
     const struct xt_source *from;                       /* n_in, of a record */
@@ -314,6 +316,9 @@ struct xt_seen {
    recorded nor told. */
 typedef enum xt_status xt_observe_fn(void *user, struct xt_ctx *ctx, const struct xt_seen *seen);
 void xt_observe(struct xt_ctx *ctx, xt_observe_fn *fn, void *user); /* fn NULL: nobody looks */
+/* The gradient of the variable that stands in an xt_source; only while that is told of, or at the
+   end of the same backward. Borrowed; NULL when there is none. */
+struct xt_tensor *xt_leaf_grad(const void *leaf);
 
 /* ---- graphs (design, section 4) ------------------------------------------------------------- */
 
@@ -323,15 +328,23 @@ void xt_observe(struct xt_ctx *ctx, xt_observe_fn *fn, void *user); /* fn NULL: 
  * state, and launches the records that its export needs.
  */
 struct xt_graph;
-enum xt_status xt_graph_begin(struct xt_ctx *ctx, struct xt_graph **out); /* one at a time */
+/* One at a time. frozen: variables are constants, there is no state, and what depends on no input
+   is computed once, while recording. */
+enum xt_status xt_graph_begin(struct xt_ctx *ctx, bool frozen, struct xt_graph **out);
 /* Ends recording, also after a failure. Gradients that were recorded are taken off the leaves. */
 void xt_graph_end(struct xt_ctx *ctx, struct xt_graph *g);
 void xt_graph_release(struct xt_ctx *ctx, struct xt_graph *g);
 bool xt_graph_recording(const struct xt_ctx *ctx);
 /* Declares an input; *out stands for it while recording. `value` is its default, and only its
-   shape and dtype count when it is required. */
+   shape and dtype count when it has none. */
+enum xt_input_kind {
+    XT_INPUT_DEFAULT,  /* may be left out */
+    XT_INPUT_REQUIRED, /* must be fed */
+    XT_INPUT_LENT,     /* must be fed, and may be written: a run that exports it gives it back */
+};
 enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
-                              struct xt_tensor *value, bool required, struct xt_tensor **out);
+                              struct xt_tensor *value, enum xt_input_kind kind,
+                              struct xt_tensor **out);
 /* Names a result. Writes to the state recorded since the last export are part of its runs. */
 enum xt_status xt_graph_export(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
                                const char *const *names, struct xt_tensor *const *values, int n);

@@ -63,6 +63,7 @@ local parts = {
   save = "xtrain.save",
   plot = "xtrain.plot",
   debug = "xtrain.debug",
+  spec = "xtrain.spec",
   recipe = { "xtrain.recipe", "recipe" },
   live = { "xtrain.live", "live" },
   graph = { "xtrain.graph", "graph" },
@@ -70,7 +71,7 @@ local parts = {
   generate = { "xtrain.generate", "generate" },
   evaluating = { "xtrain.nn", "evaluating" },
   clip_grad_norm = { "xtrain.optim", "clip_grad_norm" },
-  gradcheck = { "xtrain.debug", "gradcheck" },
+  gradcheck = { "xtrain.gradcheck", "gradcheck" },
   help = { "xtrain.help", "help" },
 }
 local embedded = {}

@@ -46,8 +46,8 @@ local function path_keys(t)
   return table.move(strings, 1, #strings, #integers + 1, integers)
 end
 
--- Calls visit(path, value) for every tensor and every table below t, in path order, each table
--- once.
+-- Calls visit(path, value, owner, key) for every tensor and every table below t, in path order,
+-- each table once.
 local function walk(t, path, visited, visit)
   if visited[t] then return end
   visited[t] = true
@@ -55,13 +55,17 @@ local function walk(t, path, visited, visit)
     local value = t[key]
     local name = path == "" and tostring(key) or path .. "." .. key
     if type(value) == "table" then
-      visit(name, value)
+      visit(name, value, t, key)
       walk(value, name, visited, visit)
     elseif is_tensor(value) then
-      visit(name, value)
+      visit(name, value, t, key)
     end
   end
 end
+
+-- Calls visit(path, value, owner, key) for every tensor and every table of a model, value being
+-- owner[key], in path order; each table once.
+function M.walk(model, visit) walk(model, "", {}, visit) end
 
 -- The variables of a model, in path order, each once under its first path:
 -- {name = "blocks.3.attn.wq", tensor = t}.
@@ -226,8 +230,10 @@ function dropout:forward(x, seed)
   return xt.dropout(x, self.p, seed)
 end
 
--- Options of xt.attention -> the same with dropout, where there is a seed and something to drop.
-function M.dropping(how, p, seed)
+-- Options of xt.attention -> the same with dropout, where there is a seed and something to drop;
+-- or for the one token that a cache inside a graph is for, which sees the rows that count.
+function M.attending(how, p, seed, cache)
+  if cache and cache.lengths then return { impl = how.impl, lengths = cache.lengths } end
   if not seed or p == 0 then return how end
   return { causal = how.causal, impl = how.impl, dropout = p, seed = seed }
 end
@@ -301,13 +307,18 @@ function attention:forward(x, cache, index, seed)
     q, k = self.q_norm(q), self.k_norm(k)
   end
   if self.rope then
-    self.rope.offset = cache and cache.length or 0
-    q, k = xt.rope(q, self.rope), xt.rope(k, self.rope)
+    local rope = self.rope
+    if cache and cache.positions then
+      rope = { theta = rope.theta, layout = rope.layout, positions = cache.positions }
+    else
+      rope.offset = cache and cache.length or 0
+    end
+    q, k = xt.rope(q, rope), xt.rope(k, rope)
   end
   if cache then
     k, v = cache:extend(index, k, v)
   end
-  local out = xt.attention(q, k, v, M.dropping(self.how, self.dropout, seed))
+  local out = xt.attention(q, k, v, M.attending(self.how, self.dropout, seed, cache))
   return M.project(out:reshape { batch, seq, self.heads * self.head_dim }, self.wo)
 end
 
