@@ -94,6 +94,10 @@ const char *xt_isa(const struct xt_ctx *ctx) {
     return ctx->isa;
 }
 
+void xt_set_device(struct xt_ctx *ctx, enum xt_device device) {
+    ctx->device = device;
+}
+
 void xt_no_grad_push(struct xt_ctx *ctx) {
     ctx->no_grad++;
 }
