@@ -156,8 +156,10 @@ void xt_device_describe(struct xt_ctx *ctx, enum xt_device device, char *text, s
     ctx->backend[device]->describe(ctx, text, bytes);
 }
 
-enum xt_status xt_device_finish(struct xt_ctx *ctx, enum xt_device device) {
-    return ctx->backend[device]->finish(ctx);
+enum xt_status xt_devices_finish(struct xt_ctx *ctx) {
+    for (int d = 0; d < XT_DEVICE_COUNT; d++)
+        if (ctx->backend[d]) XT_TRY(ctx->backend[d]->finish(ctx));
+    return XT_OK;
 }
 
 const struct xt_kernel *const *xt_cpu_kernel_tables(const char *isa) {

@@ -459,8 +459,7 @@ done:
 enum xt_status xt_launch_ready(struct xt_ctx *ctx, const struct xt_slot *slot,
                                const struct xt_args *args, struct xt_tensor **outputs) {
     XT_TRY(launch(ctx, slot, args, outputs));
-    for (int d = 0; d < XT_DEVICE_COUNT && ctx->sync; d++)
-        if (ctx->backend[d]) XT_TRY(ctx->backend[d]->finish(ctx));
+    if (ctx->sync) XT_TRY(xt_devices_finish(ctx));
     return ctx->trap ? xt_trap_check(ctx, slot, args, outputs) : XT_OK;
 }
 

@@ -105,9 +105,9 @@ enum xt_status xt_device_open(struct xt_ctx *ctx, enum xt_device device);
 void xt_set_device(struct xt_ctx *ctx, enum xt_device device);
 /* One line for people about an open device. */
 void xt_device_describe(struct xt_ctx *ctx, enum xt_device device, char *text, size_t bytes);
-/* Waits for everything queued on an open device and reports what failed there, such as a label out
-   of range. */
-enum xt_status xt_device_finish(struct xt_ctx *ctx, enum xt_device device);
+/* Waits for everything queued on the open devices and reports what failed there, such as a label
+   out of range. */
+enum xt_status xt_devices_finish(struct xt_ctx *ctx);
 
 struct xt_memory {
     size_t live_bytes;     /* in storages now */

@@ -166,10 +166,10 @@ static enum xt_status check_faults(struct xt_ctx *ctx) {
         int k = (c->next_fault + i) % FAULTS;
         if (worst[k] == NO_FAULT) continue;
         const struct fault_note *n = &c->notes[k];
-        return xt_fail(ctx, XT_VALUE, "%s at %s:%d: %s[%lld] is %d, %s", n->op->name,
-                       n->where.file ? n->where.file : "?", n->where.line, n->name,
-                       (long long)(worst[k] >> 32) + 1, (int)(int32_t)(uint32_t)worst[k],
-                       n->wanted);
+        return xt_fail(ctx, XT_VALUE, "%s: %s[%lld] is %d, %s (%s:%d; found on the GPU, later)",
+                       n->op->name, n->name, (long long)(worst[k] >> 32) + 1,
+                       (int)(int32_t)(uint32_t)worst[k], n->wanted,
+                       n->where.file ? n->where.file : "?", n->where.line);
     }
     return XT_OK;
 }

@@ -43,6 +43,13 @@ static int device(lua_State *L) {
     return 1;
 }
 
+/* finish(): waits for every open device, and raises what went wrong there. */
+static int finish(lua_State *L) {
+    struct xtbind *b = bind_of(L);
+    xtbind_check(L, xt_devices_finish(b->ctx));
+    return 0;
+}
+
 static int devices(lua_State *L) {
     struct xtbind *b = bind_of(L);
     int n = 0;
@@ -848,6 +855,7 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                        {"fail", fail},
                                        {"source", source},
                                        {"kernels", kernels},
+                                       {"finish", finish},
                                        {"modules", modules},
                                        {NULL, NULL}};
     lua_pushlightuserdata(L, b);

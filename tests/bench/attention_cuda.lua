@@ -18,7 +18,7 @@ end
 
 -- The largest distance, and the largest entry of the wanted.
 local function apart(got, wanted)
-  got, wanted = got:to("cpu"):to("f64"), wanted:to("f64")
+  got, wanted = got:detach():to("cpu"):to("f64"), wanted:to("f64")
   return xt.amax(xt.abs(got - wanted)):item(), xt.amax(xt.abs(wanted)):item()
 end
 
