@@ -1,5 +1,5 @@
--- One row an op, for every device; tests/op_runner.lua says what a row holds and what every op must
--- stand. ops_spec.lua runs them on the CPU, cuda_spec.lua on a GPU.
+-- One row an op, for every device; tests/op_runner.lua says what a row holds and what every op
+-- must stand. ops_spec.lua runs them on the CPU, cuda_spec.lua on a GPU.
 local xt = require "xtrain"
 
 local rows, order = {}, {}

@@ -216,8 +216,9 @@ function M.strided(row)
       local ok, message
       if row.library and xt.device() == "cuda" then
         for i = 1, #a do
-          local unit = dtype == "f32" and (8 + longest_of(inputs)) * F32_ROUNDING or 4 * BF16_ROUNDING
-          ok, message = compare("strided " .. dtype, b[i], a[i], unit * largest(a[i]))
+          local units = dtype == "f32" and (8 + longest_of(inputs)) * F32_ROUNDING
+            or 4 * BF16_ROUNDING
+          ok, message = compare("strided " .. dtype, b[i], a[i], units * largest(a[i]))
           if not ok then break end
         end
       else
@@ -229,8 +230,8 @@ function M.strided(row)
   return true
 end
 
--- The same call on the CPU and on the GPU, forward and backward, from the same numbers. The bound of
--- f32 and f64: each of the k terms of the longest sum may be rounded once on either side and the
+-- The same call on the CPU and on the GPU, forward and backward, from the same numbers. The bound
+-- of f32 and f64: each of the k terms of the longest sum may be rounded once on either side and the
 -- result a few times; of bf16: its own roundings, of which gradients have some more.
 function M.cuda(row)
   local given = { f64 = 2 ^ -52, f32 = F32_ROUNDING, bf16 = BF16_ROUNDING }

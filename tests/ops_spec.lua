@@ -1,5 +1,5 @@
--- Every op of tests/op_rows.lua on the CPU; an op without a row fails here. tests/op_runner.lua says
--- what they must stand.
+-- Every op of tests/op_rows.lua on the CPU; an op without a row fails here. tests/op_runner.lua
+-- says what they must stand.
 local runner = require "op_runner"
 local xt = require "xtrain"
 local op_rows = require "op_rows"

@@ -19,7 +19,7 @@
 enum { Q, K, V, MASK, LENGTHS, DOCUMENTS, SEED, GRAD, OUT, LSE };
 enum { CAUSAL, SCALE, DROPOUT, SEED_ATTR };
 
-/* ---- the call ---------------------------------------------------------------------------------- */
+/* ---- the call -------------------------------------------------------------------------------- */
 
 static struct xt_heads heads_of(const struct xt_tensor *t) {
     struct xt_heads h = {xt_data(t), t->stride[0], t->stride[1], t->stride[2]};
@@ -70,7 +70,7 @@ static struct xt_attention describe(const struct xt_launch *l) {
     return p;
 }
 
-/* ---- tiles ------------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 /* Rows [first, first + T) of one head as rows of d + 1; those from `rows` on are zero. */
 template <class R, int T>
@@ -164,7 +164,7 @@ template <class R> __device__ static R row_sum(R x) {
     return x;
 }
 
-/* ---- forward ----------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* A block a query tile of a head. Shared: q and k (or v), T x (d + 1), and s, T x (T + 1). */
 template <class R>
@@ -222,7 +222,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     save_row(p.out, b, h, row, p.d, o, l == 0 ? R(0) : 1 / l);
 }
 
-/* ---- backward ---------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* A warp a row: delta = sum(g * out). */
 template <class T>
@@ -341,7 +341,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (row0 + r < p.sq) save_row(p.dq, b, h, row0 + r, p.d, dq, R(1));
 }
 
-/* ---- launches ---------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 /* Bytes of `rows` tiles of T x (d + 1) and `squares` of T x (T + 1). */
 template <class R> static size_t shared_bytes(int d, int rows, int squares) {
@@ -430,7 +430,7 @@ done:
     return status;
 }
 
-/* ---- the softmax of composed attention --------------------------------------------------------- */
+/* ---- the softmax of composed attention ------------------------------------------------------- */
 
 /* A block a row of (B, H, Sq, Sk) scores, read twice (the second time from the cache). */
 template <class T>
@@ -479,7 +479,7 @@ static enum xt_status attention_softmax(struct xt_ctx *ctx, const struct xt_laun
     return xt_cuda_launched(ctx);
 }
 
-/* ---- the table --------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define FLOATS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
 

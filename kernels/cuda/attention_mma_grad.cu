@@ -29,7 +29,7 @@ template <int J> __device__ static void hide(const struct xt_pair_bits &bits, fl
             if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) x[j][e] = 0;
 }
 
-/* ---- dk and dv --------------------------------------------------------------------------------- */
+/* ---- dk and dv ------------------------------------------------------------------------------- */
 
 /* Shared: k and v, GROUPS * 64 x D; q and do, two each of QUERIES x D; log2(e) lse and delta, two
    each of QUERIES. A block has OUT of the D columns of its answers. */
@@ -181,7 +181,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
                  p.d - column0, aligned_out);
 }
 
-/* ---- dq ---------------------------------------------------------------------------------------- */
+/* ---- dq -------------------------------------------------------------------------------------- */
 
 /* Shared: q and do, GROUPS * 64 x D; k and v, two each of KEYS x D. */
 template <int D, int GROUPS, int BLOCKS, bool PAIRS>
@@ -301,7 +301,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
                  aligned_out);
 }
 
-/* ---- launches ---------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static bool aligned_inputs(const struct xt_attention &p) {
     return xt_heads_aligned(p.q) && xt_heads_aligned(p.k) && xt_heads_aligned(p.v) &&

@@ -68,7 +68,7 @@ struct xt_cublas **xt_cuda_cublas(const struct xt_ctx *ctx) {
     return &cuda_of(ctx)->cublas;
 }
 
-/* ---- opening ----------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static void close_cuda(struct xt_ctx *ctx, void *state) {
     struct cuda *c = (struct cuda *)state;
@@ -120,7 +120,7 @@ static void describe(struct xt_ctx *ctx, char *text, size_t bytes) {
              c->runtime / 1000, c->runtime % 1000 / 10, c->driver / 1000, c->driver % 1000 / 10);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *allocate(struct xt_ctx *ctx, size_t bytes) {
     void *data = NULL;
@@ -139,7 +139,7 @@ static enum xt_status fill(struct xt_ctx *ctx, void *data, int byte, size_t byte
     return xt_cuda_status(ctx, cudaMemsetAsync(data, byte, bytes, cuda_of(ctx)->stream));
 }
 
-/* ---- faults ------------------------------------------------------------------------------------ */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 struct xt_cuda_fault xt_cuda_fault(struct xt_ctx *ctx, const struct xt_op *op, const char *name,
                                    const char *wanted) {
@@ -180,7 +180,7 @@ static enum xt_status finish(struct xt_ctx *ctx) {
     return check_faults(ctx);
 }
 
-/* ---- copies ------------------------------------------------------------------------------------ */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 static enum xt_status to_host(struct xt_ctx *ctx, void *host, const void *data, size_t bytes) {
     if (bytes)
@@ -235,7 +235,7 @@ static enum xt_status from_host(struct xt_ctx *ctx, void *data, const void *host
     return XT_OK;
 }
 
-/* ---- the backend ------------------------------------------------------------------------------- */
+/* ---- the backend ----------------------------------------------------------------------------- */
 
 static const struct xt_kernel *const tables[] = {
     xt_cuda_pointwise_kernels,

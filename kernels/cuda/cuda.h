@@ -17,12 +17,14 @@ extern "C" {
 #include "../../runtime/op.h"
 }
 
-/* ---- the host's side --------------------------------------------------------------------------- */
+/* ---- the host's side ------------------------------------------------------------------------- */
 
+extern "C" {
 cudaStream_t xt_cuda_stream(const struct xt_ctx *ctx); /* where everything is queued */
 int xt_cuda_multiprocessors(const struct xt_ctx *ctx);
 /* XT_OK, or XT_DEVICE with CUDA's own words. */
 enum xt_status xt_cuda_status(struct xt_ctx *ctx, cudaError_t error);
+}
 
 /* After a launch: whether it was accepted. */
 static inline enum xt_status xt_cuda_launched(struct xt_ctx *ctx) {
@@ -41,8 +43,8 @@ struct xt_cuda_fault {
     unsigned long long *worst; /* row << 32 | value, both clipped to 32 bits */
     volatile int *any;         /* set when some fault was noted */
 };
-struct xt_cuda_fault xt_cuda_fault(struct xt_ctx *ctx, const struct xt_op *op, const char *name,
-                                   const char *wanted);
+extern "C" struct xt_cuda_fault xt_cuda_fault(struct xt_ctx *ctx, const struct xt_op *op,
+                                              const char *name, const char *wanted);
 
 /* The seed of a SEED parameter: a number, or where it lies on the device. */
 struct xt_cuda_seed {
@@ -99,7 +101,7 @@ static inline unsigned xt_cuda_blocks(int64_t n, int64_t each) {
     default: XT_CUDA_FLOATS(dtype, __VA_ARGS__)                                                    \
     }
 
-/* ---- the device's side ------------------------------------------------------------------------- */
+/* ---- the device's side ----------------------------------------------------------------------- */
 
 /* What T is computed in: f32 for the 16-bit floats, f64 for f64, int64_t for integers. */
 template <class T> struct xt_real_of { using type = T; };
@@ -212,7 +214,7 @@ template <int THREADS, class T> __device__ inline T xt_block_max(T x) {
     return most;
 }
 
-/* ---- the tables of kernels, ended by {0} ------------------------------------------------------- */
+/* ---- the tables of kernels, ended by {0} ----------------------------------------------------- */
 
 extern "C" {
 extern const struct xt_kernel xt_cuda_pointwise_kernels[], xt_cuda_pointwise_grad_kernels[],
@@ -222,7 +224,7 @@ extern const struct xt_kernel xt_cuda_pointwise_kernels[], xt_cuda_pointwise_gra
     xt_cuda_optim_kernels[];
 }
 
-/* ---- matrix products, in linalg.cu ------------------------------------------------------------- */
+/* ---- matrix products, in linalg.cu ----------------------------------------------------------- */
 
 /*
  * c = alpha * a @ b + beta * c, with a of m x k, b of k x n, c of m x n, for each of `batch`.
@@ -240,10 +242,11 @@ struct xt_cuda_gemm {
     double alpha, beta;
     const void *bias; /* n elements of `out` added to every row, or NULL */
 };
-enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *g);
+extern "C" enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *g);
 
 struct xt_cublas; /* the library, once it is open */
-void xt_cublas_free(struct xt_cublas *blas);
-struct xt_cublas **xt_cuda_cublas(const struct xt_ctx *ctx); /* NULL until it is asked for */
+extern "C" void xt_cublas_free(struct xt_cublas *blas);
+/* Where its pointer is kept: NULL until it is asked for. */
+extern "C" struct xt_cublas **xt_cuda_cublas(const struct xt_ctx *ctx);
 
 #endif

@@ -18,7 +18,7 @@
 #define WORKSPACE ((size_t)32 << 20)
 #define PLANS 1024 /* places of the table, a power of two */
 
-/* ---- the library ------------------------------------------------------------------------------- */
+/* ---- the library ----------------------------------------------------------------------------- */
 
 #define FUNCTIONS(X)                                                                               \
     X(cublasLtCreate)                                                                              \
@@ -118,7 +118,7 @@ static enum xt_status open_library(struct xt_ctx *ctx, struct xt_cublas **out) {
     return XT_OK;
 }
 
-/* ---- plans ------------------------------------------------------------------------------------- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 static enum xt_status check(struct xt_ctx *ctx, const struct xt_cublas *blas, cublasStatus_t status,
                             const struct key *k) {
@@ -244,7 +244,7 @@ static enum xt_status plan_of(struct xt_ctx *ctx, struct xt_cublas *blas, const 
     return XT_OK;
 }
 
-/* ---- kernels beside the library ---------------------------------------------------------------- */
+/* ---- kernels beside the library -------------------------------------------------------------- */
 
 /* rows x cols of a matrix to a place whose rows lie side by side; strides in elements. */
 template <class U>
@@ -313,7 +313,7 @@ static enum xt_status scale_and_add(struct xt_ctx *ctx, const struct xt_cuda_gem
     return XT_OK;
 }
 
-/* ---- one product ------------------------------------------------------------------------------- */
+/* ---- one product ----------------------------------------------------------------------------- */
 
 /* An operand as the library takes it. */
 struct side {
@@ -442,7 +442,7 @@ done:
     return status;
 }
 
-/* ---- the ops ----------------------------------------------------------------------------------- */
+/* ---- the ops --------------------------------------------------------------------------------- */
 
 /* Outer batch dimensions that do not lie as one are walked here, the innermost is the library's. */
 static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct xt_cuda_gemm *g) {

@@ -21,7 +21,7 @@
 #define XT_WGMMA 0
 #endif
 
-/* ---- tiles ------------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 template <int WIDTH> constexpr int xt_panel = WIDTH % 64 == 0 ? 64 : 32; /* columns */
 template <int ROWS, int WIDTH> constexpr int xt_tile_bytes = ROWS *WIDTH * 2;
@@ -91,7 +91,7 @@ __device__ inline void xt_load_tile(uint32_t to, const __nv_bfloat16 *from, int6
     }
 }
 
-/* ---- products ---------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 /* Two f32 as a pair of bf16, the first in the low half. */
 __device__ inline uint32_t xt_pack(float low, float high) {

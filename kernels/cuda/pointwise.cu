@@ -6,7 +6,7 @@
 
 #include "pointwise.h"
 
-/* ---- from rows to kernels ---------------------------------------------------------------------- */
+/* ---- from rows to kernels -------------------------------------------------------------------- */
 
 /* Op for floats, IntOp for integers, which are computed as int64_t. */
 #define ANY_KERNEL(name, Op, IntOp)                                                                \
@@ -58,7 +58,7 @@
 
 #include "../pointwise.def"
 
-/* ---- between dtypes ---------------------------------------------------------------------------- */
+/* ---- between dtypes -------------------------------------------------------------------------- */
 
 /* A double as f32 such that rounding on to 16 bits rounds once: to odd (Boldo, Melquiond 2008). */
 __host__ __device__ static inline float odd_f32(double d) {
@@ -126,7 +126,7 @@ FROM_HALF(__half, int32_t)
 FROM_HALF(__half, int64_t)
 FROM_HALF(__half, uint8_t)
 
-/* ---- copies and casts -------------------------------------------------------------------------- */
+/* ---- copies and casts ------------------------------------------------------------------------ */
 
 template <class From, class To, int VEC> __global__ void cast_flat(struct xt_plan p) {
     const From *from = (const From *)p.data[0];
@@ -201,7 +201,7 @@ static enum xt_status copy_in_place(struct xt_ctx *ctx, const struct xt_launch *
     return copy(ctx, l->in[1], l->in[0]);
 }
 
-/* ---- selection: bits are chosen, the dtype is only a size -------------------------------------- */
+/* ---- selection: bits are chosen, the dtype is only a size ------------------------------------ */
 
 /* y = c != 0 ? a : b, or the value where a is left out. */
 template <class C, class U> __global__ void select(struct xt_plan p, U value) {
@@ -275,7 +275,7 @@ static enum xt_status masked_fill(struct xt_ctx *ctx, const struct xt_launch *l)
     return choose(ctx, l->in[1], NULL, bits_of(l->attrs[0].f, x->dtype), x, l->out[0]);
 }
 
-/* ---- in place ---------------------------------------------------------------------------------- */
+/* ---- in place -------------------------------------------------------------------------------- */
 
 template <class U> __global__ void set_elements(struct xt_plan p, U value) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -344,7 +344,7 @@ static enum xt_status add_in_place(struct xt_ctx *ctx, const struct xt_launch *l
     return XT_OK;
 }
 
-/* ---- the table --------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define XT_UNARY(name, ...) {#name, XT_FLOATS, XT_STRIDED, name##_kernel},
 #define XT_UNARY_ANY(name, ...) {#name, XT_ANY, XT_STRIDED, name##_kernel},

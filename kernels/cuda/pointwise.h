@@ -170,7 +170,7 @@ enum xt_status xt_pointwise(struct xt_ctx *ctx, const struct xt_launch *l, doubl
     return xt_pointwise_plan<Op, T, R>(ctx, &p, p0, p1);
 }
 
-/* ---- what rows say beside arithmetic ----------------------------------------------------------- */
+/* ---- what rows say beside arithmetic --------------------------------------------------------- */
 
 #define XT_EXP(x) exp(x)
 #define XT_LOG(x) log(x)
