@@ -7,7 +7,6 @@
 local options = require "xtrain.options"
 local replay = require "xtrain.replay"
 local save = require "xtrain.save"
-local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
 local safetensors = require "xtrain.core.safetensors"
 
