@@ -63,7 +63,7 @@ function M.run(run, o)
   local out = os.tmpname()
   os.remove(out)
   local wanted = { out = out, save = o.from and o.from.dir, last = o.last, chain = {},
-    options = o.info.options, trap = o.trap }
+    options = o.info.options, run = run, trap = o.trap }
   wanted.stand = o.stand and function(stood) o.stand(stood, wanted) end
   local arguments = rawget(_G, "arg")
   rawset(_G, "arg", { [0] = path })
