@@ -4,10 +4,10 @@
 return {
   run = nil, -- the run that xt.recipe made last, or nil
   -- Where steps of a run are made again (replay.lua): {options, out, save = folder or nil, run =
-  -- folder whose edits.jsonl holds, last = step, chain = {}, trap, stand = function(run) or nil}.
-  -- The recipe takes these options, writes nothing and enters the digest of every step in `chain`.
-  -- After step `last` it calls stand(run), which may make `last` larger, and else enters `digests`
-  -- of all tensors, `loss`, `norm` and `lr` and raises this table. With `trap`, steps that are not
-  -- finite are looked into.
+  -- folder whose edits.jsonl holds, last = step, chain = {}}. The recipe takes these options,
+  -- writes nothing, enters the digest of every step in `chain`, and after step `last` enters
+  -- `digests` of all tensors and raises this table. words: overrides, as on the command line; steps
+  -- = {}: gets {loss, lr, grad_norm} of each step; trap: steps that are not finite are looked into;
+  -- stand(run): called after step `last`, before the end, which it may put off by a larger `last`.
   replay = nil,
 }

@@ -1,5 +1,5 @@
--- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl. Each takes
--- the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
+-- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test. Each
+-- takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
 
@@ -384,6 +384,19 @@ function M.ctl(words)
   if not text then return select(2, complain("ctl: " .. message, FAILED)) end
   print(text)
   return DONE
+end
+
+-- ---- test --------------------------------------------------------------------------------------
+
+-- xtrain test [PATH...]: runs specs.
+function M.test(words)
+  local plain, o = parse("test", "[PATH...] [--filter PATTERN]", words,
+    { filter = options.optional }, 0)
+  if not plain then return o end
+  local spec_run = require "xtrain.spec_run"
+  local files, message = spec_run.files(plain)
+  if not files then return select(2, complain("test: " .. message, USAGE)) end
+  return spec_run.run(files, o.filter) and DONE or FAILED
 end
 
 return M

@@ -1,6 +1,6 @@
 -- Steps of a run made again, from a save of it (or from the start) and the text of its recipe: what
 -- `xtrain verify` compares, and what `xtrain replay` stands in. Nothing of the run is written.
-local active = require "xtrain.active"
+local again = require "xtrain.again"
 local finite = require "xtrain.finite"
 local save = require "xtrain.save"
 local file = require "xtrain.core.file"
@@ -62,21 +62,14 @@ function M.run(run, o)
   if not chunk then return nil, message end
   local out = os.tmpname()
   os.remove(out)
-  local wanted = { out = out, save = o.from and o.from.dir, last = o.last, chain = {},
+  local wanted = { out = out, save = o.from and o.from.dir, last = o.last, chain = {}, steps = {},
     options = o.info.options, run = run, trap = o.trap }
   wanted.stand = o.stand and function(stood) o.stand(stood, wanted) end
-  local arguments = rawget(_G, "arg")
-  rawset(_G, "arg", { [0] = path })
-  active.replay = wanted
-  local ok, raised = xpcall(chunk, function(e)
-    return e == wanted and e or debug.traceback(tostring(e))
-  end)
-  active.replay, active.run = nil, nil
-  rawset(_G, "arg", arguments)
+  local made
+  made, message = again(chunk, path, wanted)
   file.remove_tree(out)
-  if not ok and raised == wanted then return wanted end
-  if not ok then return nil, "the replay failed: " .. raised end
-  return nil, ("the replay ended before step %d"):format(o.last)
+  if not made then return nil, "the replay failed: " .. message end
+  return made
 end
 
 -- ---- xtrain replay -----------------------------------------------------------------------------
@@ -131,14 +124,14 @@ function M.step(run, step, enter)
       digest_text(run, own.step, save.hex(own.digest))))
     if own.step < stood.options.steps then wanted.last = own.step + 1 end
   end
-  local again, message = M.run(run, { from = from, info = base.info, trap = true,
+  local made, message = M.run(run, { from = from, info = base.info, trap = true,
     last = enter and step - 1 or step, stand = enter and stand })
-  if not again then return nil, message end
+  if not made then return nil, message end
   if enter then return true, ("%s: replayed to its end"):format(run) end
-  local text = digest_text(run, step, again.chain[step])
+  local text, seen = digest_text(run, step, made.chain[step]), made.steps[step]
   return text:find("not what the run was", 1, true) == nil,
     ("%s, %s: step %d: loss %s, grad_norm %s, lr %s, %s"):format(run, start, step,
-      figure(again.loss), figure(again.norm), figure(again.lr), text)
+      figure(seen.loss), figure(seen.grad_norm), figure(seen.lr), text)
 end
 
 return M

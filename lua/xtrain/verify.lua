@@ -71,18 +71,18 @@ end
 -- ---- verify ------------------------------------------------------------------------------------
 
 -- Compares a replay with what the run wrote: nil, or a sentence.
-local function compare(run, from, to, again)
+local function compare(run, from, to, made)
   local logged = replay.digests(replay.rows(run))
   logged[to.step] = to.info.digest
   local parted
   for step = from and from.step + 1 or 1, to.step do
-    if logged[step] and logged[step] ~= again.chain[step] then
-      parted = ("step %d: the replay has digest %s, the run %s"):format(step, again.chain[step],
+    if logged[step] and logged[step] ~= made.chain[step] then
+      parted = ("step %d: the replay has digest %s, the run %s"):format(step, made.chain[step],
         logged[step])
       break
     end
   end
-  local tensors = unlike_tensors(to.info.digests, again.digests)
+  local tensors = unlike_tensors(to.info.digests, made.digests)
   if tensors then
     tensors = ("step %d: the replay has other values of %s"):format(to.step, tensors)
   end
@@ -107,10 +107,10 @@ function M.verify(run)
     message = not_comparable(each.info.fingerprint or {}, here, each.dir, "this program")
     if message then return false, message end
   end
-  local again
-  again, message = replay.run(run, { from = from, info = to.info, last = to.step })
-  if not again then return false, message end
-  message = compare(run, from, to, again)
+  local made
+  made, message = replay.run(run, { from = from, info = to.info, last = to.step })
+  if not made then return false, message end
+  message = compare(run, from, to, made)
   if message then return false, message end
   local count = 0
   for _, part in ipairs(PARTS) do
