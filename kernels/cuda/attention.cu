@@ -106,7 +106,8 @@ template <class R, int T> __device__ static void dot_rows(const R *a, const R *b
         for (int j = 0; j < EACH; j++) to[(ty + 16 * i) * (T + 1) + tx + 16 * j] = sum[i][j];
 }
 
-/* The tile sizes, and how the threads lie over T x D: each has COLUMNS of one row, PER_ROW apart. */
+/* The tile sizes, and how the threads lie over T x D: each has COLUMNS of one row, PER_ROW
+   apart. */
 template <class R> constexpr int tile = sizeof(R) == 4 ? 32 : 16;
 template <class R> constexpr int per_row = THREADS / tile<R>;
 template <class R> constexpr int columns = 256 / per_row<R>;

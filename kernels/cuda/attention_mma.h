@@ -50,9 +50,9 @@ struct xt_pair_bits {
 };
 
 /*
- * The bits of a thread's pairs in a 64 x 8 J result. Its rows are `first` and `first` + 8 of the one
- * side and its columns lie in [column0, column0 + 8 J) of the other; queries are the rows, or keys
- * are (BY_KEY).
+ * The bits of a thread's pairs in a 64 x 8 J result. Its rows are `first` and `first` + 8 of the
+ * one side and its columns lie in [column0, column0 + 8 J) of the other; queries are the rows, or
+ * keys are (BY_KEY).
  */
 template <int J, bool BY_KEY>
 __device__ inline struct xt_pair_bits xt_pairs(const struct xt_attention &p, uint64_t seed,

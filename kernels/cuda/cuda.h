@@ -229,8 +229,8 @@ extern const struct xt_kernel xt_cuda_pointwise_kernels[], xt_cuda_pointwise_gra
 /*
  * c = alpha * a @ b + beta * c, with a of m x k, b of k x n, c of m x n, for each of `batch`.
  * Accumulated in f32 (f64 for f64), TF32 not used. Of each operand's two strides, in elements, one
- * is 1; c's columns lie side by side, c_row apart. Any alignment and any sizes, 0 included; what the
- * library multiplies slowly is padded inside.
+ * is 1; c's columns lie side by side, c_row apart. Any alignment and any sizes, 0 included; what
+ * the library multiplies slowly is padded inside.
  */
 struct xt_cuda_gemm {
     enum xt_dtype in, out; /* of a and b, and of c: equal, or bf16 or f16 in and f32 out */

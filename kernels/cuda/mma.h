@@ -56,8 +56,8 @@ __device__ inline void xt_copies_wait() {
 }
 
 /*
- * Starts the copy of a tile by THREADS threads: `rows` rows of d elements, `stride` apart; what lies
- * beyond is zero. `aligned`: every row starts at a multiple of 16 bytes.
+ * Starts the copy of a tile by THREADS threads: `rows` rows of d elements, `stride` apart; what
+ * lies beyond is zero. `aligned`: every row starts at a multiple of 16 bytes.
  */
 template <int ROWS, int WIDTH, int THREADS>
 __device__ inline void xt_load_tile(uint32_t to, const __nv_bfloat16 *from, int64_t stride,
