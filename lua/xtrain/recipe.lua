@@ -15,6 +15,7 @@ local active = require "xtrain.active"
 local bench = require "xtrain.bench"
 local ctl = require "xtrain.ctl"
 local edits = require "xtrain.edits"
+local events = require "xtrain.events"
 local finite = require "xtrain.finite"
 local log = require "xtrain.log"
 local options = require "xtrain.options"
@@ -296,6 +297,11 @@ local function open_folder(self)
   ctl.open(self)
 end
 
+local function cut_logs(self, step)
+  log.cut(self.out .. "/metrics.jsonl", step)
+  events.cut(self.out, step)
+end
+
 -- Goes on from the newest save that can be read. Raises when there are saves and none can be.
 local function restore(self)
   local own = self.own
@@ -303,7 +309,7 @@ local function restore(self)
     if self.options.resume == "auto" then
       own.progress:say(("%s: no save in %s yet, starting anew"):format(self.name, self.out))
     end
-    return log.cut(self.out .. "/metrics.jsonl", 0)
+    return cut_logs(self, 0)
   end
   local failures = {}
   for _, dir in ipairs(own.saves) do
@@ -313,7 +319,7 @@ local function restore(self)
       own.tokens, own.best, own.skips = info.tokens, info.best or math.huge, info.skips
       own.saved, own.chain = info.step, info.chain or {}
       if own.replay then return end
-      log.cut(self.out .. "/metrics.jsonl", info.step)
+      cut_logs(self, info.step)
       own.progress:say(("%s: resumed from %s"):format(self.name, dir))
       return
     end
@@ -479,6 +485,7 @@ end
 
 local function write_row(self, row)
   local ok, message = log.append(self.out .. "/metrics.jsonl", row)
+  if ok then ok, message = events.append(self.out, row) end
   if not ok and not self.own.log_failed then
     self.own.log_failed = true -- said once; training goes on
     self.own.progress:say("metrics cannot be written, training goes on: " .. tostring(message))

@@ -5,6 +5,7 @@
 -- is the first that was not the same. Under another fingerprint (processor, device, libraries,
 -- version) the last bits of a sum may differ, so that nothing follows from other digests.
 local again = require "xtrain.again"
+local log = require "xtrain.log"
 local options = require "xtrain.options"
 local save = require "xtrain.save"
 local file = require "xtrain.core.file"
@@ -53,18 +54,6 @@ local function not_comparable(a, b, name_a, name_b)
 end
 
 -- ---- what a run has written --------------------------------------------------------------------
-
--- Rows of metrics.jsonl; a line cut short is left out.
-local function rows_of(run)
-  local rows = {}
-  for line in (file.read(run .. "/metrics.jsonl") or ""):gmatch "[^\n]+" do
-    local ok, row = pcall(json.decode, line)
-    if ok and type(row) == "table" and math.type(row.step) == "integer" then
-      rows[#rows + 1] = row
-    end
-  end
-  return rows
-end
 
 -- {step = digest} of all steps that the log tells of, and the last of them.
 local function digests_of(rows)
@@ -130,7 +119,7 @@ end
 
 -- Compares a replay with what the run wrote: nil, or a sentence.
 local function compare(run, from, to, made)
-  local logged = digests_of(rows_of(run))
+  local logged = digests_of(log.rows(run))
   logged[to.step] = to.info.digest
   local parted
   for step = from and from.step + 1 or 1, to.step do
@@ -204,7 +193,7 @@ local function read_run(run)
   run = #run > 1 and run:gsub("/+$", "") or run
   local config, message = require("xtrain.hf").read_json(run .. "/config.json")
   if not config then return nil, message end
-  local rows = rows_of(run)
+  local rows = log.rows(run)
   local digests, last = digests_of(rows)
   if last == 0 then return nil, run .. "/metrics.jsonl: no step is logged" end
   local by_step = {}
