@@ -20,6 +20,7 @@ local finite = require "xtrain.finite"
 local log = require "xtrain.log"
 local options = require "xtrain.options"
 local options_text = require "xtrain.options_text"
+local profile = require "xtrain.profile"
 local save = require "xtrain.save"
 local train = require "xtrain.train"
 local file = require "xtrain.core.file"
@@ -42,7 +43,7 @@ local COMMON = {
   smoke = false, -- three steps, to see that the recipe works
   trap = false, -- stop at the first op whose output is not finite
   lost_updates = false, -- log the share of bf16 weights whose update rounds to nothing
-  profile = 0,
+  profile = 0, -- steps whose time is told op by op
   threads = 0, -- of the CPU; all when 0
 }
 
@@ -358,6 +359,7 @@ function run:steps()
     elseif ctl.boundary(self) or xt.interrupted() then
       stop(self)
     end
+    profile.boundary(self, own.step < last and own.step + 1 or nil)
     if own.step >= last then
       own.progress:close()
       ctl.close(self)
