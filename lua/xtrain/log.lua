@@ -69,18 +69,6 @@ function M.append(path, row)
   return out:close()
 end
 
--- The rows of a run folder; a line cut short is left out.
-function M.rows(run)
-  local rows = {}
-  for line in (file.read(run .. "/metrics.jsonl") or ""):gmatch "[^\n]+" do
-    local ok, row = pcall(json.decode, line)
-    if ok and type(row) == "table" and math.type(row.step) == "integer" then
-      rows[#rows + 1] = row
-    end
-  end
-  return rows
-end
-
 -- Drops the rows after `step`, and a last line cut short by a kill. Returns true, or nil, message.
 function M.cut(path, step)
   if not file.exists(path) then return true end

@@ -1,8 +1,8 @@
 -- xtrain plot RUN...: loss, learning rate and gradient norm of runs, drawn in the terminal and as
 -- one HTML page that needs nothing besides itself.
 local edits = require "xtrain.edits"
-local log = require "xtrain.log"
 local options = require "xtrain.options"
+local replay = require "xtrain.replay"
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
 
@@ -53,7 +53,7 @@ end
 local function read(run)
   run = #run > 1 and run:gsub("/+$", "") or run
   if file.exists(run) ~= "folder" then return nil, run .. ": there is no such folder" end
-  local rows = log.rows(run)
+  local rows = replay.rows(run)
   if #rows == 0 then return nil, run .. "/metrics.jsonl: no step is logged" end
   local changes = {}
   for _, row in ipairs(edits.read(run)) do
