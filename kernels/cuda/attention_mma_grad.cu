@@ -6,9 +6,9 @@
  *
  * Two kernels, each computing p and ds again, so that every sum has one owner and one order: a
  * warpgroup owns 64 keys and meets the queries of all heads of its group for dk and dv; another
- * owns 64 queries and meets the keys for dq. Both keep the side they own in the rows of the results,
- * so that p and ds go from product to product in registers. p and ds are rounded to bf16 for the
- * products that take them.
+ * owns 64 queries and meets the keys for dq. Both keep the side they own in the rows of the
+ * results, so that p and ds go from product to product in registers. p and ds are rounded to bf16
+ * for the products that take them.
  *
  * Traffic: q, k, v, do and the answers once, and again, from L2 where the heads under way fit, the
  * other side's once a block.

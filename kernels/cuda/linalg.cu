@@ -246,49 +246,82 @@ static enum xt_status plan_of(struct xt_ctx *ctx, struct xt_cublas *blas, const 
 
 /* ---- kernels beside the library -------------------------------------------------------------- */
 
-/* rows x cols of a matrix to a place whose rows lie side by side; strides in elements. */
+/*
+ * A matrix to a place of its own, as units U: `to` has to_rows x to_cols, its rows to_row apart;
+ * what is beyond rows x cols of `from` becomes zero. Strides in units.
+ */
 template <class U>
-__global__ void copy_matrix(U *to, int64_t to_row, int64_t to_batch, const U *from, int64_t row,
-                            int64_t col, int64_t batch, int64_t rows, int64_t cols) {
+static __global__ void copy_matrix(U *to, int64_t to_row, int64_t to_batch, int64_t to_rows,
+                                   int64_t to_cols, const U *from, int64_t row, int64_t col,
+                                   int64_t batch, int64_t rows, int64_t cols) {
     to += blockIdx.z * to_batch;
     from += blockIdx.z * batch;
+    for (int64_t i = blockIdx.y; i < to_rows; i += gridDim.y)
+        for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < to_cols;
+             j += (int64_t)gridDim.x * blockDim.x)
+            to[i * to_row + j] = i < rows && j < cols ? from[i * row + j * col] : U{};
+}
+
+/* The two matrices of a copy; sizes and strides in elements. */
+struct copying {
+    void *to;
+    int64_t to_row, to_batch, to_rows, to_cols;
+    const void *from;
+    int64_t row, col, batch, rows, cols;
+    int64_t items; /* of the batch */
+};
+
+template <class U>
+static void copy_units(struct xt_ctx *ctx, const struct copying *c, int64_t per) {
+    constexpr int THREADS = 256;
+    const int64_t cols = c->to_cols / per;
+    for (int64_t at = 0; at < c->items; at += 65535) {
+        dim3 grid((unsigned)((cols + THREADS - 1) / THREADS),
+                  (unsigned)(c->to_rows < 65535 ? c->to_rows : 65535),
+                  (unsigned)(c->items - at < 65535 ? c->items - at : 65535));
+        copy_matrix<<<grid, THREADS, 0, xt_cuda_stream(ctx)>>>(
+            (U *)c->to + at * c->to_batch / per, c->to_row / per, c->to_batch / per, c->to_rows,
+            cols, (const U *)c->from + at * c->batch / per, c->row / per, c->col, c->batch / per,
+            c->rows, c->cols / per);
+    }
+}
+
+/* Whether rows may be copied as units of `wide` bytes, `per` elements each. */
+static bool goes_by(const struct copying *c, size_t wide, int64_t per) {
+    if (per == 1) return true;
+    if (c->col != 1 || (uintptr_t)c->to % wide || (uintptr_t)c->from % wide) return false;
+    return c->to_row % per == 0 && c->to_batch % per == 0 && c->to_cols % per == 0 &&
+           c->row % per == 0 && c->batch % per == 0 && c->cols % per == 0;
+}
+
+static enum xt_status copy(struct xt_ctx *ctx, size_t bytes, const struct copying *c) {
+    if (c->to_rows == 0 || c->to_cols == 0 || c->items == 0) return XT_OK;
+    const int64_t size = (int64_t)bytes;
+    if (goes_by(c, 16, 16 / size))
+        copy_units<uint4>(ctx, c, 16 / size);
+    else if (bytes <= 8 && goes_by(c, 8, 8 / size))
+        copy_units<uint2>(ctx, c, 8 / size);
+    else if (bytes <= 4 && goes_by(c, 4, 4 / size))
+        copy_units<uint32_t>(ctx, c, 4 / size);
+    else if (bytes == 2)
+        copy_units<uint16_t>(ctx, c, 1);
+    return xt_cuda_launched(ctx);
+}
+
+/* c += s: what a product in padded scratch adds to. */
+template <class T>
+static __global__ void add_matrix(T *c, int64_t c_row, const T *s, int64_t s_row, T beta,
+                                  int64_t rows, int64_t cols) {
     for (int64_t i = blockIdx.y; i < rows; i += gridDim.y)
         for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < cols;
              j += (int64_t)gridDim.x * blockDim.x)
-            to[i * to_row + j] = from[i * row + j * col];
-}
-
-static enum xt_status copy(struct xt_ctx *ctx, size_t bytes, void *to, int64_t to_row,
-                           int64_t to_batch, const void *from, int64_t row, int64_t col,
-                           int64_t step, int64_t rows, int64_t cols, int64_t batch) {
-    constexpr int THREADS = 256;
-    for (int64_t at = 0; at < batch; at += 65535) {
-        unsigned z = (unsigned)(batch - at < 65535 ? batch - at : 65535);
-        dim3 grid((unsigned)((cols + THREADS - 1) / THREADS),
-                  (unsigned)(rows < 65535 ? rows : 65535), z);
-        size_t t = (size_t)(at * to_batch) * bytes, f = (size_t)(at * step) * bytes;
-        cudaStream_t stream = xt_cuda_stream(ctx);
-        if (bytes == 2)
-            copy_matrix<<<grid, THREADS, 0, stream>>>(
-                (uint16_t *)((char *)to + t), to_row, to_batch,
-                (const uint16_t *)((const char *)from + f), row, col, step, rows, cols);
-        else if (bytes == 4)
-            copy_matrix<<<grid, THREADS, 0, stream>>>(
-                (uint32_t *)((char *)to + t), to_row, to_batch,
-                (const uint32_t *)((const char *)from + f), row, col, step, rows, cols);
-        else
-            copy_matrix<<<grid, THREADS, 0, stream>>>(
-                (uint64_t *)((char *)to + t), to_row, to_batch,
-                (const uint64_t *)((const char *)from + f), row, col, step, rows, cols);
-        XT_TRY(xt_cuda_launched(ctx));
-    }
-    return XT_OK;
+            c[i * c_row + j] = beta * c[i * c_row + j] + s[i * s_row + j];
 }
 
 /* c = beta * c + bias: what is left of a product over nothing, and of a bias the library lacks. */
 template <class T>
-__global__ void add_bias(T *c, int64_t c_row, int64_t c_batch, const T *bias, double beta,
-                         int64_t rows, int64_t cols) {
+static __global__ void add_bias(T *c, int64_t c_row, int64_t c_batch, const T *bias, double beta,
+                                int64_t rows, int64_t cols) {
     c += blockIdx.z * c_batch;
     for (int64_t i = blockIdx.y; i < rows; i += gridDim.y)
         for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < cols;
@@ -340,35 +373,50 @@ static bool is_fast(enum xt_dtype dtype, const void *data, int64_t lead, int64_t
     return lead % 8 == 0 && step % 8 == 0 && ((uintptr_t)data & 15) == 0;
 }
 
-/* The operand of rows x cols; copied when it lies badly. `row` or `col` is 1, or it is copied. */
+/*
+ * The operand of rows x cols as the library takes it, grown by zeros to to_rows x to_cols. It is
+ * copied when it grows, when neither stride is 1, or, being `large`, when it lies badly.
+ */
 static enum xt_status prepare(struct xt_ctx *ctx, enum xt_dtype dtype, const void *data,
                               int64_t row, int64_t col, int64_t step, int64_t rows, int64_t cols,
-                              int64_t batch, bool large, struct side *s) {
+                              int64_t to_rows, int64_t to_cols, int64_t batch, bool large,
+                              struct side *s) {
     memset(s, 0, sizeof *s);
     if (cols == 1) col = 1;
     if (rows == 1) row = col == 1 ? cols : 1;
-    bool turned = col != 1;
-    int64_t lead = turned ? col : row, across = turned ? rows : cols;
+    const bool grows = to_rows != rows || to_cols != cols, turned = col != 1;
+    const int64_t lead = turned ? col : row, across = turned ? rows : cols;
     if (batch == 1) step = 0;
-    bool fits = (col == 1 || row == 1) && lead >= across;
-    if (fits && (!large || is_fast(dtype, data, lead, step))) {
+    const bool fits = (col == 1 || row == 1) && lead >= across;
+    if (fits && !grows && (!large || is_fast(dtype, data, lead, step))) {
         s->data = data;
         s->lead = lead;
         s->step = step;
         s->turned = turned;
         return XT_OK;
     }
-    size_t bytes = xt_dtype_bytes(dtype);
-    int64_t copies = step == 0 ? 1 : batch;
+    const size_t bytes = xt_dtype_bytes(dtype);
+    const int64_t copies = step == 0 ? 1 : batch;
     s->turned = fits && turned; /* a copy keeps the order of what is copied */
-    int64_t inner = s->turned ? rows : cols, outer = s->turned ? cols : rows;
+    const int64_t inner = s->turned ? to_rows : to_cols, outer = s->turned ? to_cols : to_rows;
     s->lead = padded(inner);
     s->step = copies == 1 ? 0 : s->lead * outer;
     s->bytes = (size_t)(s->lead * outer * copies) * bytes;
     XT_TRY(xt_scratch_get(ctx, XT_CUDA, s->bytes, &s->scratch));
     s->data = s->scratch;
-    return copy(ctx, bytes, s->scratch, s->lead, s->step, data, s->turned ? col : row,
-                s->turned ? row : col, step, outer, inner, copies);
+    const struct copying c = {s->scratch,
+                              s->lead,
+                              s->step,
+                              outer,
+                              s->lead,
+                              data,
+                              s->turned ? col : row,
+                              s->turned ? row : col,
+                              step,
+                              s->turned ? cols : rows,
+                              s->turned ? rows : cols,
+                              copies};
+    return copy(ctx, bytes, &c);
 }
 
 static void put_back(struct xt_ctx *ctx, const struct side *s) {
@@ -405,6 +453,31 @@ static enum xt_status multiply(struct xt_ctx *ctx, struct xt_cublas *blas,
     return check(ctx, blas, status, &k);
 }
 
+/* What is computed apart and then brought to c. */
+struct apart {
+    void *data; /* NULL: the product goes straight to c */
+    size_t bytes;
+    int64_t row, step; /* between rows, and between products of the batch */
+};
+
+static enum xt_status bring(struct xt_ctx *ctx, const struct xt_cuda_gemm *g,
+                            const struct apart *p) {
+    constexpr int THREADS = 256;
+    if (g->beta == 0) {
+        const struct copying c = {g->c,   g->c_row, g->c_batch, g->m, g->n, p->data,
+                                  p->row, 1,        p->step,    g->m, g->n, g->batch};
+        return copy(ctx, xt_dtype_bytes(g->out), &c);
+    }
+    dim3 grid((unsigned)((g->n + THREADS - 1) / THREADS), (unsigned)(g->m < 65535 ? g->m : 65535));
+    for (int64_t i = 0; i < g->batch; i++) {
+        add_matrix<<<grid, THREADS, 0, xt_cuda_stream(ctx)>>>(
+            (float *)g->c + i * g->c_batch, g->c_row, (const float *)p->data + i * p->step, p->row,
+            (float)g->beta, g->m, g->n);
+        XT_TRY(xt_cuda_launched(ctx));
+    }
+    return XT_OK;
+}
+
 enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given) {
     struct xt_cuda_gemm g = *given;
     struct xt_cublas *blas = NULL;
@@ -413,24 +486,33 @@ enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given
     XT_TRY(open_library(ctx, &blas));
     const void *late_bias = g.in == XT_F64 ? g.bias : NULL; /* the library has none in f64 */
     if (late_bias) g.bias = NULL;
-    bool large = g.m * g.n * g.k >= 1 << 20;
-    struct side a = {}, b = {};
-    void *c = g.c, *apart = NULL;
-    int64_t ldc = g.m == 1 && g.c_row < g.n ? g.n : g.c_row, c_batch = g.c_batch;
-    size_t bytes = xt_dtype_bytes(g.out), c_bytes = 0;
+    /* Sums and rows of 16-bit numbers are grown to what tensor cores take at full speed. */
+    const bool half = g.in == XT_BF16 || g.in == XT_F16, large = half && g.m * g.n * g.k >= 1 << 24;
+    struct xt_cuda_gemm wide = g;
+    if (large && g.k % 8) wide.k = padded(g.k);
+    if (large && g.n % 8 && !(g.beta != 0 && g.out != XT_F32)) wide.n = padded(g.n);
+    struct side a = {}, b = {}, bias = {};
+    struct apart apart = {NULL, 0, g.m == 1 && g.c_row < g.n ? g.n : g.c_row, g.c_batch};
+    const size_t bytes = xt_dtype_bytes(g.out);
     enum xt_status status = XT_OK;
-    XT_GO(prepare(ctx, g.in, g.a, g.a_row, g.a_col, g.a_batch, g.m, g.k, g.batch, large, &a));
-    XT_GO(prepare(ctx, g.in, g.b, g.b_row, g.b_col, g.b_batch, g.k, g.n, g.batch, large, &b));
-    if (large && g.beta == 0 && !is_fast(g.out, c, ldc, g.batch == 1 ? 0 : c_batch)) {
-        ldc = padded(g.n);
-        c_batch = ldc * g.m;
-        c_bytes = (size_t)(c_batch * g.batch) * bytes;
-        XT_GO(xt_scratch_get(ctx, XT_CUDA, c_bytes, &apart));
-        c = apart;
+    XT_GO(prepare(ctx, g.in, g.a, g.a_row, g.a_col, g.a_batch, g.m, g.k, g.m, wide.k, g.batch,
+                  large, &a));
+    XT_GO(prepare(ctx, g.in, g.b, g.b_row, g.b_col, g.b_batch, g.k, g.n, wide.k, wide.n, g.batch,
+                  large, &b));
+    if (wide.n != g.n ||
+        (large && g.beta == 0 && !is_fast(g.out, g.c, apart.row, g.batch == 1 ? 0 : apart.step))) {
+        apart.row = padded(g.n);
+        apart.step = apart.row * g.m;
+        apart.bytes = (size_t)(apart.step * g.batch) * bytes;
+        XT_GO(xt_scratch_get(ctx, XT_CUDA, apart.bytes, &apart.data));
+        wide.beta = 0;
+        if (g.bias) {
+            XT_GO(prepare(ctx, g.out, g.bias, g.n, 1, 0, 1, g.n, 1, apart.row, 1, true, &bias));
+            wide.bias = bias.data;
+        }
     }
-    XT_GO(multiply(ctx, blas, &g, &a, &b, c, ldc, c_batch));
-    if (apart)
-        XT_GO(copy(ctx, bytes, g.c, g.c_row, g.c_batch, c, ldc, 1, c_batch, g.m, g.n, g.batch));
+    XT_GO(multiply(ctx, blas, &wide, &a, &b, apart.data ? apart.data : g.c, apart.row, apart.step));
+    if (apart.data) XT_GO(bring(ctx, &g, &apart));
     if (late_bias) {
         g.bias = late_bias;
         XT_GO(scale_and_add(ctx, &g, 1));
@@ -438,7 +520,8 @@ enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given
 done:
     put_back(ctx, &a);
     put_back(ctx, &b);
-    if (apart) xt_scratch_put(ctx, XT_CUDA, apart, c_bytes);
+    put_back(ctx, &bias);
+    if (apart.data) xt_scratch_put(ctx, XT_CUDA, apart.data, apart.bytes);
     return status;
 }
 
@@ -497,8 +580,9 @@ static enum xt_status linear(struct xt_ctx *ctx, const struct xt_launch *l) {
         g.bias = xt_data(bias);
         if (bias->stride[0] != 1 && p.n > 1) {
             XT_GO(xt_scratch_get(ctx, XT_CUDA, bytes, &copied));
-            XT_GO(copy(ctx, xt_dtype_bytes(g.out), copied, p.n, 0, g.bias, 0, bias->stride[0], 0, 1,
-                       p.n, 1));
+            const struct copying c = {copied,          p.n, 0, 1,   p.n, g.bias, 0,
+                                      bias->stride[0], 0,   1, p.n, 1};
+            XT_GO(copy(ctx, xt_dtype_bytes(g.out), &c));
             g.bias = copied;
         }
     }

@@ -366,10 +366,10 @@ static __global__ void __launch_bounds__(LANES > 32 ? LANES : THREADS)
         if (!grad) continue;
         const R even = by * (smoothing / (R)n), at_label = (1 - smoothing) * by;
         const R share = valid ? by / s.sum : 0;
-        for (int64_t at = 0; at < n; at += TILE) {
+        for (int64_t at = 0; at < width; at += TILE) {
             const int64_t k = at + (int64_t)lane * N; /* rows are padded: whole vectors */
             R v[N];
-            if (k < n) {
+            if (k < width) {
                 xt_load<N>(x + k, v);
 #pragma unroll
                 for (int j = 0; j < N; j++) {
@@ -381,7 +381,7 @@ static __global__ void __launch_bounds__(LANES > 32 ? LANES : THREADS)
                 __syncthreads();
             else
                 __syncwarp();
-            if (k < n) xt_store<N>(v, to + k);
+            if (k < width) xt_store<N>(v, to + k);
         }
     }
 }
@@ -423,16 +423,29 @@ static enum xt_status linear_pass(struct xt_ctx *ctx, const struct linear<T> *p)
     if (p->dw && rows == 0 && V * D > 0)
         XT_CUDA_TRY(cudaMemsetAsync(p->dw, 0, (size_t)(V * D) * sizeof(R), s));
     if (rows == 0) return XT_OK;
+    /* A vocabulary that tensor cores take slowly is grown by rows of zeros, once for all blocks. */
+    const bool grown = sizeof(T) == 2 && V % 8 && rows * V * D >= 1 << 24;
+    const int64_t classes = grown ? width : V;
+    const size_t w_bytes = grown ? (size_t)(width * D) * sizeof(T) : 0;
+    const T *w = (const T *)xt_data(p->w);
+    T *copy = NULL;
     R *logits = NULL;
     XT_TRY(xt_scratch_get(ctx, XT_CUDA, bytes, (void **)&logits));
+    if (grown) {
+        const size_t used = (size_t)(V * D) * sizeof(T);
+        XT_GO(xt_scratch_get(ctx, XT_CUDA, w_bytes, (void **)&copy));
+        XT_GO(xt_cuda_status(ctx, cudaMemcpyAsync(copy, w, used, cudaMemcpyDeviceToDevice, s)));
+        XT_GO(xt_cuda_status(ctx, cudaMemsetAsync((char *)copy + used, 0, w_bytes - used, s)));
+        w = copy;
+    }
     for (int64_t first = 0; first < rows; first += block) {
         const int64_t m = rows - first < block ? rows - first : block;
-        const T *x = (const T *)xt_data(p->x) + first * D, *w = (const T *)xt_data(p->w);
+        const T *x = (const T *)xt_data(p->x) + first * D;
         struct xt_cuda_gemm forward = {};
         forward.in = in;
         forward.out = wide;
         forward.m = m;
-        forward.n = V;
+        forward.n = classes;
         forward.k = D;
         forward.batch = 1;
         forward.a = x;
@@ -457,7 +470,7 @@ static enum xt_status linear_pass(struct xt_ctx *ctx, const struct linear<T> *p)
             to_x.in = to_x.out = in;
             to_x.m = m;
             to_x.n = D;
-            to_x.k = V;
+            to_x.k = classes;
             to_x.batch = 1;
             to_x.a = logits;
             to_x.a_row = narrow;
@@ -492,6 +505,7 @@ static enum xt_status linear_pass(struct xt_ctx *ctx, const struct linear<T> *p)
         }
     }
 done:
+    if (copy) xt_scratch_put(ctx, XT_CUDA, copy, w_bytes);
     xt_scratch_put(ctx, XT_CUDA, logits, bytes);
     return status;
 }

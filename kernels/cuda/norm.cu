@@ -460,7 +460,10 @@ struct heads {
     int64_t b, s, h; /* strides in elements */
 };
 
-/* A block turns the heads of one place (b, s) after the other; N pairs at a time. */
+/*
+ * A block turns the heads of one s in one b after the other, N pairs at a time. Its angles are of
+ * s alone unless every b has positions of its own.
+ */
 template <class T, int N, bool INTERLEAVED>
 static __global__ void __launch_bounds__(ROPE_THREADS)
     rope_lines(const T *x, T *y, const struct heads q, const struct positions at,
@@ -469,22 +472,25 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
     __shared__ R cosine[ROPE_BYTES / sizeof(R)], sine[ROPE_BYTES / sizeof(R)];
     const int64_t half = q.D / 2;
     const int steps = f.n / N;
-    for (int64_t line = blockIdx.x; line < q.B * q.S; line += gridDim.x) {
-        const int64_t b = line / q.S, s = line % q.S, place = b * at.b + s * at.s;
-        const R position = (R)(!at.data  ? at.offset + s
-                               : at.wide ? ((const int64_t *)at.data)[place]
-                                         : (int64_t)((const int32_t *)at.data)[place]);
-        __syncthreads();
-        for (int i = (int)threadIdx.x; i < f.n; i += ROPE_THREADS) {
-            double turn_s, turn_c;
-            const R angle = position * f.at[i];
-            xt_sine_cosine((double)angle, &turn_s, &turn_c);
-            cosine[i] = (R)turn_c;
-            sine[i] = sign * (R)turn_s;
+    const int64_t s = blockIdx.x % q.S, chunks = gridDim.x / q.S;
+    for (int64_t b = blockIdx.x / q.S; b < q.B; b += chunks) {
+        const int64_t place = b * at.b + s * at.s;
+        if (at.b || b < chunks) {
+            const R position = (R)(!at.data  ? at.offset + s
+                                   : at.wide ? ((const int64_t *)at.data)[place]
+                                             : (int64_t)((const int32_t *)at.data)[place]);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < f.n; i += ROPE_THREADS) {
+                double turn_s, turn_c;
+                const R angle = position * f.at[i];
+                xt_sine_cosine((double)angle, &turn_s, &turn_c);
+                cosine[i] = (R)turn_c;
+                sine[i] = sign * (R)turn_s;
+            }
+            __syncthreads();
         }
-        __syncthreads();
         const T *from = x + b * q.b + s * q.s;
-        T *to = y + line * q.H * q.D;
+        T *to = y + (b * q.S + s) * q.H * q.D;
         for (int64_t j = threadIdx.x; j < q.H * steps; j += ROPE_THREADS) {
             const int64_t h = j / steps, i = (j - h * steps) * N, pair = f.first + i;
             const T *row = from + h * q.h;
@@ -548,7 +554,10 @@ static enum xt_status rope_of(struct xt_ctx *ctx, const struct xt_launch *l, int
     bool aligned =
         xt_is_aligned16(from) && xt_is_aligned16(to) && (interleaved ? q.D : half) % N == 0;
     for (int d = 0; d < 3; d++) aligned = aligned && (x->shape[d] == 1 || x->stride[d] % N == 0);
-    const unsigned blocks = xt_cuda_blocks(q.B * q.S, 1);
+    /* For every s so many blocks that the device is full, and at most one a batch. */
+    const int64_t full = 8 * (int64_t)xt_cuda_multiprocessors(ctx), each = (full + q.S - 1) / q.S;
+    if (q.S > 0x3FFFFFFF) return xt_fail(ctx, XT_UNSUPPORTED, "more than 2^30 positions");
+    const unsigned blocks = (unsigned)(q.S * (each < q.B ? each : q.B));
     cudaStream_t s = xt_cuda_stream(ctx);
     for (int64_t first = 0; first < half; first += ROOM) {
         struct frequencies<R> f = {};
