@@ -39,6 +39,7 @@ struct xt_segment;
     X(MEMORY, "an allocation failed, after one collection and one retry")                          \
     X(STATE, "not possible in this state, e.g. a second backward")                                 \
     X(VALUE, "a number held in a tensor is out of range, e.g. a label")                            \
+    X(INTERRUPTED, "the host asked to stop; nothing was changed")                                  \
     X(IO, "the operating system refused: open, read, write, rename")                               \
     X(FORMAT, "a file is not what its format says")
 
@@ -68,7 +69,8 @@ struct xt_where {
 struct xt_hooks {
     void *user;                                                           /* passed first */
     void (*locate)(void *user, struct xt_ctx *ctx, struct xt_where *out); /* the current line */
-    void (*collect)(void *user); /* run a full collection: an allocation has failed */
+    void (*collect)(void *user);     /* run a full collection: an allocation has failed */
+    bool (*interrupted)(void *user); /* asked before each call: whether it shall fail instead */
 };
 
 struct xt_ctx *xt_ctx_new(void); /* NULL when memory is out */
@@ -84,6 +86,14 @@ const char *xt_isa(const struct xt_ctx *ctx);         /* "v1", "v3", "v4": the C
 void xt_no_grad_push(struct xt_ctx *ctx);
 void xt_no_grad_pop(struct xt_ctx *ctx);
 bool xt_recording(const struct xt_ctx *ctx);
+/* For looking at values: between the two nothing is recorded, in a segment neither, and the trap is
+   off. What was so before comes back. */
+struct xt_quiet {
+    struct xt_segment *segment; /* the open one */
+    bool trap;                  /* whether it was on */
+};
+void xt_quiet_begin(struct xt_ctx *ctx, struct xt_quiet *saved);
+void xt_quiet_end(struct xt_ctx *ctx, const struct xt_quiet *saved);
 /* With the trap on, the first op whose output holds a NaN or infinity fails and is named. */
 void xt_set_trap(struct xt_ctx *ctx, bool on);
 
@@ -249,6 +259,8 @@ struct xt_record_info {
     struct xt_spec outputs[4];
 };
 typedef void xt_record_fn(void *user, const struct xt_record_info *info);
+/* The record that made t; false: t is a leaf, or was made without recording. */
+bool xt_record_of(const struct xt_tensor *t, struct xt_record_info *out);
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user);
 
 /* ---- seeds (design, section 5) -------------------------------------------------------------- */

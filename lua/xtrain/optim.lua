@@ -265,6 +265,12 @@ function methods:step(lr, given)
   end)
 end
 
+-- All parameters move, or none: Ctrl-C waits for the end of an update.
+local step_unshielded = methods.step
+function methods:step(lr, given)
+  return xt.core.shielded(step_unshielded, self, lr, given)
+end
+
 -- Forgets the gradients; their buffers are kept for the next backward.
 function methods:zero_grad()
   for _, param in ipairs(self.params) do param.tensor:zero_grad() end
