@@ -7,4 +7,6 @@ return {
   -- step, chain = {}}. The recipe takes these options, writes nothing, enters the digest of every
   -- step in `chain`, and after step `last` enters `digests` of all tensors and raises this table.
   replay = nil,
+  -- before_step(run, step), called when a step has begun and nothing of it is done yet; or nil.
+  before_step = nil,
 }
