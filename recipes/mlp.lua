@@ -65,11 +65,11 @@ model:train()
 run:attach { model = model }
 
 -- The logistic loss log(1 + e^-m) of the margin m = score * side, summed over points; each counts
--- more, up to (1 + focus) times, the surer the model is of the wrong side.
-local function loss_of(score, side)
-  local margin = score * side
+-- more, up to (1 + focus) times, the surer the model is of the wrong side. And how many points.
+local function loss_of(points, side, seed)
+  local margin = model(points, seed) * side
   local weight = 1 + run.focus * xt.sigmoid(-margin:detach())
-  return xt.sum(weight * xt.softplus(-margin))
+  return xt.sum(weight * xt.softplus(-margin)), side.numel
 end
 
 -- ---- optimizer, schedule, loop -----------------------------------------------------------------
@@ -80,11 +80,9 @@ local lr = xt.schedule.cosine {
 }
 
 for step in run:steps() do
-  for micro, points, side in run:micros(step, data) do
-    local score = model(points, xt.seed(run.seed, step, micro))
-    run:backward(loss_of(score, side), side.numel)
-  end
-  local norm = opt:step(lr(step), { clip = 1.0 })
+  local norm = run:train(step, {
+    data = data, loss = loss_of, optimizer = opt, lr = lr(step), clip = 1.0,
+  })
   run:log(step, { lr = lr(step), grad_norm = norm })
   if run:due(step, run.save_every) then run:save(step) end
 end

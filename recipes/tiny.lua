@@ -73,14 +73,15 @@ local lr = xt.schedule.cosine {
 
 -- ---- the loop ----------------------------------------------------------------------------------
 
+-- Of a micro-batch: the summed loss, and how many labels it sums.
+local function loss_of(ids, labels, seed)
+  return model:loss(ids, labels, { seed = seed, reduction = "sum" })
+end
+
 for step in run:steps() do
-  for micro, ids, labels in run:micros(step, train) do
-    local sum, count = model:loss(ids, labels, {
-      seed = xt.seed(run.seed, step, micro), reduction = "sum",
-    })
-    run:backward(sum, count)
-  end
-  local norm = opt:step(lr(step), { clip = run.clip })
+  local norm = run:train(step, {
+    data = train, loss = loss_of, optimizer = opt, lr = lr(step), clip = run.clip,
+  })
   run:log(step, { lr = lr(step), grad_norm = norm })
 
   if run:due(step, run.eval_every) then

@@ -190,6 +190,10 @@ static const struct xt_param *input_param(const struct xt_op *op, int i) {
     return NULL;
 }
 
+const char *xt_input_name(const struct xt_op *op, int i) {
+    return input_param(op, i)->name;
+}
+
 static enum xt_status check_inputs(struct xt_ctx *ctx, const struct xt_slot *slot,
                                    const struct xt_args *args) {
     const struct xt_op *op = slot->op;
@@ -210,6 +214,10 @@ static enum xt_status check_inputs(struct xt_ctx *ctx, const struct xt_slot *slo
             if (p->optional || p->kind == XT_P_SEED) continue;
             return xt_fail(ctx, XT_ARGUMENT, "%s is missing, wanted a tensor", p->name);
         }
+        if (t->storage->hollow && !ctx->graph)
+            return xt_fail(ctx, XT_STATE,
+                           "%s is a value of a graph that was recorded: it has no bytes here",
+                           input_param(op, i)->name);
         if (first && first->storage->device != t->storage->device)
             return xt_fail(ctx, XT_DEVICE, "%s is on %s, %s is on %s", input_param(op, 0)->name,
                            ctx->backend[first->storage->device]->name, input_param(op, i)->name,
@@ -277,7 +285,7 @@ static enum xt_status resolve_dims(struct xt_ctx *ctx, const struct xt_slot *slo
 
 /* ---- writes in place ------------------------------------------------------------------------- */
 
-static bool is_written(const struct xt_slot *slot, int i) {
+bool xt_slot_writes(const struct xt_slot *slot, int i) {
     const struct xt_op *op = slot->op;
     int list = slot->n_slots - 1;
     if (op->write_group && slot->has_list && i >= list)
@@ -313,7 +321,7 @@ static enum xt_status check_writes(struct xt_ctx *ctx, const struct xt_slot *slo
     bool lists = slot->op->write_group != 0;
     for (int i = 0; i < args->n_inputs; i++) {
         const struct xt_tensor *t = args->inputs[i];
-        if (!t || !is_written(slot, i)) continue;
+        if (!t || !xt_slot_writes(slot, i)) continue;
         const char *name = input_param(slot->op, i)->name;
         if (xt_recording(ctx) && xt_requires_grad(t))
             return xt_fail(ctx, XT_STATE,
@@ -362,7 +370,11 @@ static bool fits(const struct xt_tensor *t, enum xt_layout layout) {
 static enum xt_status copy_of(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
     const struct xt_slot *slot = xt_slot_find(ctx, xt_op_find(ctx, "contiguous"));
     struct xt_args args = {.inputs = &t, .n_inputs = 1};
-    return xt_execute(ctx, slot, &args, false, out);
+    enum xt_trap trap = ctx->trap; /* what it copies is not its result */
+    ctx->trap = XT_TRAP_OFF;
+    enum xt_status status = xt_execute(ctx, slot, &args, false, out);
+    ctx->trap = trap;
+    return status;
 }
 
 static enum xt_status launch(struct xt_ctx *ctx, const struct xt_slot *slot,
@@ -390,7 +402,7 @@ static enum xt_status launch(struct xt_ctx *ctx, const struct xt_slot *slot,
         struct xt_tensor *t = args->inputs[i];
         if (!t || fits(t, kernel->layout))
             in[i] = xt_tensor_retain(t);
-        else if (is_written(slot, i)) {
+        else if (xt_slot_writes(slot, i)) {
             status = xt_fail(ctx, XT_ARGUMENT, "%s must be contiguous to be written in place",
                              input_param(op, i)->name);
             goto done;
@@ -417,16 +429,6 @@ static enum xt_status view_of(struct xt_ctx *ctx, struct xt_tensor *x,
     return XT_OK;
 }
 
-static enum xt_status check_finite(struct xt_ctx *ctx, const struct xt_op *op,
-                                   struct xt_tensor **outputs) {
-    char text[128];
-    for (int k = 0; k < op->n_outputs; k++)
-        if (outputs[k] && xt_tensor_nonfinite(ctx, outputs[k]))
-            return xt_fail(ctx, XT_VALUE, "the result %s holds a NaN or an infinity",
-                           xt_describe(outputs[k], text, sizeof text));
-    return XT_OK;
-}
-
 enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
                           const struct xt_args *args, bool hidden, struct xt_tensor **outputs) {
     const struct xt_op *op = slot->op;
@@ -434,6 +436,7 @@ enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
     struct xt_tensor *made[XT_MAX_OUTPUTS] = {NULL};
     enum xt_status status = XT_OK;
     XT_GO(op->infer(ctx, op, args, where));
+    bool hollow = ctx->graph && xt_graph_is_hollow(ctx, slot, args);
     if (op->flags & XT_VIEW) {
         XT_GO(view_of(ctx, args->inputs[0], &where[0], &made[0]));
     } else {
@@ -441,15 +444,28 @@ enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
         for (int i = args->n_inputs; i-- > 0;)
             if (args->inputs[i]) device = args->inputs[i]->storage->device;
         int n = op->n_outputs - (hidden ? 0 : op->n_hidden);
-        for (int k = 0; k < n; k++) XT_GO(xt_tensor_new(ctx, &where[k].spec, device, &made[k]));
-        XT_GO(launch(ctx, slot, args, made));
-        if (ctx->trap) XT_GO(check_finite(ctx, op, made));
+        for (int k = 0; k < n; k++)
+            XT_GO(hollow ? xt_tensor_hollow(ctx, &where[k].spec, device, &made[k])
+                         : xt_tensor_new(ctx, &where[k].spec, device, &made[k]));
+        if (!hollow) XT_GO(xt_launch_ready(ctx, slot, args, made));
     }
     memcpy(outputs, made, (size_t)op->n_outputs * sizeof *made);
     return XT_OK;
 done:
     for (int k = 0; k < op->n_outputs; k++) xt_tensor_release(ctx, made[k]);
     return status;
+}
+
+enum xt_status xt_launch_ready(struct xt_ctx *ctx, const struct xt_slot *slot,
+                               const struct xt_args *args, struct xt_tensor **outputs) {
+    XT_TRY(launch(ctx, slot, args, outputs));
+    return ctx->trap ? xt_trap_check(ctx, slot, args, outputs) : XT_OK;
+}
+
+bool xt_slot_fits(const struct xt_slot *slot, enum xt_device device, enum xt_dtype dtype,
+                  const struct xt_tensor *t) {
+    const struct xt_kernel *kernel = slot->kernels[device][dtype];
+    return !kernel || fits(t, kernel->layout);
 }
 
 /* Whether a call with these inputs makes outputs that require a gradient. */
@@ -471,24 +487,27 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_slot *slot,
         XT_TRY(resolve_dims(ctx, slot, &resolved));
         args = &resolved;
     }
+    if (ctx->graph) XT_TRY(xt_graph_check(ctx, slot, args));
     if (op->flags & XT_COMPOSED) return op->compose(ctx, op, args, outputs);
     bool in_place = writes(op);
     if (in_place) XT_TRY(check_writes(ctx, slot, args));
 
     bool wants = wants_gradient(ctx, op, args);
     struct xt_call *call = NULL;
-    if (wants || ctx->segment) XT_TRY(xt_record_new(ctx, slot, args, wants, &call));
+    if (wants || ctx->segment || ctx->graph) XT_TRY(xt_record_new(ctx, slot, args, wants, &call));
     struct xt_tensor *made[XT_MAX_OUTPUTS] = {NULL};
     enum xt_status status = xt_execute(ctx, slot, args, wants, made);
+    if (status == XT_OK && ctx->graph) status = xt_graph_add(ctx, call, args->inputs, made);
     if (status == XT_OK && call) status = xt_record_finish(ctx, call, made);
     if (status != XT_OK) {
         for (int k = 0; k < op->n_outputs; k++) xt_tensor_release(ctx, made[k]);
+        if (call && ctx->graph) xt_graph_remove(ctx, call);
         if (call) xt_record_abandon(ctx, call);
         return status;
     }
     if (in_place)
         for (int i = 0; i < args->n_inputs; i++)
-            if (args->inputs[i] && is_written(slot, i))
+            if (args->inputs[i] && xt_slot_writes(slot, i))
                 xt_storage_written(ctx, args->inputs[i]->storage);
     int visible = op->n_outputs - op->n_hidden;
     for (int k = 0; k < op->n_outputs; k++) {
@@ -507,5 +526,6 @@ enum xt_status xt_call_run(struct xt_ctx *ctx, const struct xt_op *op, const str
     bool stop = ctx->hooks.interrupted && ctx->hooks.interrupted(ctx->hooks.user);
     enum xt_status status = stop ? xt_fail(ctx, XT_INTERRUPTED, "interrupted")
                                  : run(ctx, slot, args, outputs);
+    if (status == XT_OK && ctx->observe) status = xt_observe_call(ctx, op, args, outputs);
     return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, op->name);
 }

@@ -105,23 +105,6 @@ bool xt_recording(const struct xt_ctx *ctx) {
     return ctx->no_grad == 0;
 }
 
-void xt_set_trap(struct xt_ctx *ctx, bool on) {
-    ctx->trap = on;
-}
-
-void xt_quiet_begin(struct xt_ctx *ctx, struct xt_quiet *saved) {
-    *saved = (struct xt_quiet){.segment = ctx->segment, .trap = ctx->trap};
-    ctx->segment = NULL;
-    ctx->trap = false;
-    xt_no_grad_push(ctx);
-}
-
-void xt_quiet_end(struct xt_ctx *ctx, const struct xt_quiet *saved) {
-    ctx->segment = saved->segment;
-    ctx->trap = saved->trap;
-    xt_no_grad_pop(ctx);
-}
-
 /* ---- seeds: splitmix64 (Steele, Lea, Flood 2014) -------------------------------------------- */
 
 uint64_t xt_splitmix64(uint64_t x) {

@@ -23,6 +23,9 @@ struct xt_backend {
     enum xt_status (*from_host)(struct xt_ctx *ctx, void *data, const void *host, size_t bytes);
 };
 
+/* What happens at the first result that is not finite. */
+enum xt_trap { XT_TRAP_OFF, XT_TRAP_FAIL, XT_TRAP_NOTE };
+
 /* One registered op with its kernels. */
 struct xt_slot {
     const struct xt_op *op;
@@ -50,7 +53,16 @@ struct xt_ctx {
     const char *last_interned; /* the string asked for last */
     int threads;
     int no_grad; /* pushes not yet popped */
-    bool trap;
+
+    /* trap.c */
+    enum xt_trap trap;
+    char trapped[XT_ERROR_BYTES]; /* what the trap noted first, or "" */
+
+    /* observe.c */
+    xt_observe_fn *observer; /* or NULL */
+    xt_observe_fn *observe;  /* the same, but NULL while nothing shall be told */
+    void *observe_user;      /* passed to it first */
+    bool observing;          /* it is being told */
 
     /* memory.c */
     struct xt_pool pool;
@@ -87,6 +99,10 @@ struct xt_ctx {
     bool draining;
     struct xt_segment *segment; /* the innermost open one */
     struct xt_walk *walk;       /* the backward in progress, or NULL */
+    struct xt_call *newest;     /* the record made last, while it lives; or NULL */
+
+    /* graph.c */
+    struct xt_graph *graph; /* the one being recorded, or NULL */
 };
 
 /* memory.c: small host objects. NULL when memory is out (the sentence is set). Zeroed. */
@@ -120,7 +136,10 @@ void xt_storage_written(struct xt_ctx *ctx, struct xt_storage *s); /* a new vers
 enum xt_status xt_tensor_alias(struct xt_ctx *ctx, const struct xt_tensor *t,
                                struct xt_tensor **out); /* same bytes, no maker, no leaf */
 bool xt_tensor_has_overlap(const struct xt_tensor *t);  /* two indices, one element */
-bool xt_tensor_nonfinite(struct xt_ctx *ctx, struct xt_tensor *t);
+bool xt_tensor_nonfinite(struct xt_ctx *ctx, struct xt_tensor *t); /* contiguous, on the CPU */
+/* A tensor without bytes: shape and dtype alone. */
+enum xt_status xt_tensor_hollow(struct xt_ctx *ctx, const struct xt_spec *spec,
+                                enum xt_device device, struct xt_tensor **out);
 void xt_contiguous_strides(const struct xt_spec *spec, int64_t *stride);
 const char *xt_describe_spec(const struct xt_spec *spec, char *buffer, size_t bytes);
 
@@ -131,5 +150,43 @@ const struct xt_slot *xt_slot_find(const struct xt_ctx *ctx, const struct xt_op 
 /* Shape rule, outputs, kernel: no checks, no record. hidden: whether hidden outputs are wanted. */
 enum xt_status xt_execute(struct xt_ctx *ctx, const struct xt_slot *slot,
                           const struct xt_args *args, bool hidden, struct xt_tensor **outputs);
+/* The kernel alone, outputs being there: what a plan runs. */
+enum xt_status xt_launch_ready(struct xt_ctx *ctx, const struct xt_slot *slot,
+                               const struct xt_args *args, struct xt_tensor **outputs);
+/* Whether a call of the op writes its input i. */
+bool xt_slot_writes(const struct xt_slot *slot, int i);
+/* Whether the kernel for a device and dtype can read t as it lies; false: it gets a copy. */
+bool xt_slot_fits(const struct xt_slot *slot, enum xt_device device, enum xt_dtype dtype,
+                  const struct xt_tensor *t);
+const char *xt_input_name(const struct xt_op *op, int i); /* of the parameter of input slot i */
+
+/* graph.c: hooks of the launch point; all are called only while a graph is recorded. */
+/* Whether the call must not run now: it depends on an input or on the state. */
+bool xt_graph_is_hollow(struct xt_ctx *ctx, const struct xt_slot *slot, const struct xt_args *args);
+/* Refuses what would repeat at every run: a plain seed. */
+enum xt_status xt_graph_check(struct xt_ctx *ctx, const struct xt_slot *slot,
+                              const struct xt_args *args);
+/* Appends a call that has run, with the values it read and made. */
+enum xt_status xt_graph_add(struct xt_ctx *ctx, struct xt_call *call,
+                            struct xt_tensor *const *inputs, struct xt_tensor *const *outputs);
+/* Takes it out again, when it is the last one: the call has failed after all. */
+void xt_graph_remove(struct xt_ctx *ctx, struct xt_call *call);
+/* Fails when the host must not read t: it depends on an input. Called always. */
+enum xt_status xt_graph_check_read(struct xt_ctx *ctx, const struct xt_tensor *t);
+/* The number of the last storage made before the graph was opened. */
+int64_t xt_graph_first_storage(const struct xt_ctx *ctx);
+
+/* observe.c */
+/* Only while there is an observer. On failure the outputs are released. */
+enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
+                               const struct xt_args *args, struct xt_tensor **outputs);
+/* grad_in: what the record's rule gave, before it is handed on. */
+enum xt_status xt_observe_record(struct xt_ctx *ctx, const struct xt_call *call,
+                                 struct xt_tensor *const *grad_in);
+enum xt_status xt_observe_end(struct xt_ctx *ctx, bool as_values); /* a backward has ended */
+
+/* trap.c: fails, or notes, when a result is not finite. Only while the trap is on. */
+enum xt_status xt_trap_check(struct xt_ctx *ctx, const struct xt_slot *slot,
+                             const struct xt_args *args, struct xt_tensor *const *outputs);
 
 #endif

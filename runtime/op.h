@@ -29,6 +29,8 @@ struct xt_storage {
     struct xt_where made;  /* the line that made it */
     struct xt_where wrote; /* the line of the last write in place */
     uint64_t mark;         /* of the walk that counted it last */
+    bool hollow; /* has no bytes: a value of a graph being recorded that depends on an input */
+    bool loaded; /* bytes came from the host, not from an op */
     struct xt_storage *prev, *next; /* all storages of the context */
 };
 

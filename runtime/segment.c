@@ -199,6 +199,11 @@ static enum xt_status run_again(struct xt_ctx *ctx, const struct replay *r, stru
     struct xt_where before = ctx->fixed_where;
     ctx->fixed_where = call->where;
     enum xt_status status = xt_execute(ctx, call->slot, &args, call->wants, outputs);
+    if (status == XT_OK && ctx->graph) {
+        status = xt_graph_add(ctx, call, in, outputs);
+        if (status != XT_OK)
+            for (int k = 0; k < call->n_outputs; k++) release_tensor(ctx, &outputs[k]);
+    }
     ctx->fixed_where = before;
     if (status == XT_OK && call->digests) status = verify(ctx, call, outputs);
     xt_host_free(ctx, in, bytes);

@@ -87,6 +87,7 @@ struct xt_call *xt_inner_maker(const struct xt_call *call, int input) {
 }
 
 void xt_call_free_body(struct xt_ctx *ctx, struct xt_call *call) {
+    if (ctx->newest == call) ctx->newest = NULL;
     drop_kept(ctx, call);
     drop_tensors(ctx, call->grad_out, call->n_outputs);
     for (int i = 0; i < call->n_inputs; i++) {
@@ -177,21 +178,33 @@ static void make_edge(struct xt_call *call, int i, struct xt_tensor *t) {
     }
 }
 
-enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
-                             const struct xt_args *args, bool wants, struct xt_call **out) {
-    size_t bytes = lay_out(NULL, slot, args->n_inputs, args->n_ints);
+enum xt_status xt_record_blank(struct xt_ctx *ctx, const struct xt_slot *slot, int n_inputs,
+                               int n_ints, struct xt_call **out) {
+    size_t bytes = lay_out(NULL, slot, n_inputs, n_ints);
     struct xt_call *call = xt_host_alloc(ctx, bytes);
     if (!call) return XT_MEMORY;
-    lay_out(call, slot, args->n_inputs, args->n_ints);
+    lay_out(call, slot, n_inputs, n_ints);
     call->refs = 1;
-    call->n_inputs = args->n_inputs;
+    call->n_inputs = n_inputs;
     call->n_outputs = slot->op->n_outputs;
-    call->n_ints = args->n_ints;
-    call->wants = wants;
+    call->n_ints = n_ints;
     call->number = ++ctx->n_calls;
     call->slot = slot;
-    call->where = xt_here(ctx);
     call->bytes = bytes;
+    *out = call;
+    return XT_OK;
+}
+
+void xt_record_drop_kept(struct xt_ctx *ctx, struct xt_call *call) {
+    drop_kept(ctx, call);
+}
+
+enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
+                             const struct xt_args *args, bool wants, struct xt_call **out) {
+    struct xt_call *call;
+    XT_TRY(xt_record_blank(ctx, slot, args->n_inputs, args->n_ints, &call));
+    call->wants = wants;
+    call->where = xt_here(ctx);
     memcpy(call->attrs, args->attrs, (size_t)slot->n_attrs * sizeof *call->attrs);
     memcpy(call->ints, args->ints, (size_t)args->n_ints * sizeof *call->ints);
     enum xt_status status = XT_OK;
@@ -220,7 +233,7 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
                                 struct xt_tensor **outputs) {
     const struct xt_op *op = call->slot->op;
     bool selective = call->segment && call->segment->options.selective;
-    bool verify = call->segment && call->segment->options.verify;
+    bool verify = call->segment && call->segment->options.verify && !ctx->graph;
     if (verify && call->n_outputs) {
         call->digests = xt_host_alloc(ctx, (size_t)call->n_outputs * sizeof *call->digests);
         if (!call->digests) return XT_MEMORY;
@@ -245,6 +258,7 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
     /* The making reference of a lone record goes over to its outputs; a segment's list needs
        none. */
     if (!call->owner) xt_call_release(ctx, call);
+    if (call->wants) ctx->newest = call;
     return XT_OK;
 }
 
@@ -338,7 +352,10 @@ enum xt_status xt_compute_copy(struct xt_ctx *ctx, struct xt_tensor *master, enu
     struct xt_leaf *leaf = master->leaf;
     if (!leaf || !xt_is_leaf(master))
         return xt_fail(ctx, XT_ARGUMENT, "compute copy: the tensor is not a variable");
-    if (!leaf->copy || leaf->copy->dtype != dtype || leaf->copy_version != master->storage->version)
+    bool outside = ctx->graph && leaf->copy && /* a graph makes its own, from its state */
+                   leaf->copy->storage->number <= xt_graph_first_storage(ctx);
+    if (!leaf->copy || leaf->copy->dtype != dtype || outside ||
+        leaf->copy_version != master->storage->version)
         XT_TRY(refresh_copy(ctx, master, dtype));
     struct xt_tensor *copy;
     XT_TRY(xt_tensor_alias(ctx, leaf->copy, &copy));
@@ -385,9 +402,27 @@ static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struc
     return status;
 }
 
+/* In a graph a gradient starts from nothing: what an earlier backward left is not the graph's. */
+static enum xt_status check_fresh(struct xt_ctx *ctx, struct xt_leaf *leaf) {
+    if (!ctx->graph) return XT_OK;
+    int64_t first = xt_graph_first_storage(ctx);
+    if (leaf->buffer && leaf->buffer->storage->number <= first) {
+        xt_tensor_release(ctx, leaf->buffer);
+        leaf->buffer = NULL;
+    }
+    if (!leaf->grad || leaf->grad->storage->number > first) return XT_OK;
+    return xt_fail(ctx, XT_STATE,
+                   "a variable has a gradient from before the graph: zero_grad() it first");
+}
+
 /* Adds g to a leaf's gradient. Takes g's reference. */
 static enum xt_status add_to_leaf(struct xt_ctx *ctx, struct xt_leaf *leaf, struct xt_tensor *g) {
     leaf->touched = ctx->walk->stamp;
+    enum xt_status fresh = check_fresh(ctx, leaf);
+    if (fresh != XT_OK) {
+        xt_tensor_release(ctx, g);
+        return fresh;
+    }
     if (leaf->grad) {
         enum xt_status status =
             xt_apply_name(ctx, "add_", (struct xt_tensor *[]){leaf->grad, g}, 2, NULL);
@@ -460,6 +495,7 @@ enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
     if (!leaf || ctx->walk->as_values || !g->wants[i]) return XT_OK;
     if (leaf->spec.dtype != XT_F32 && leaf->spec.dtype != XT_F64) return XT_OK;
     if (leaf->grad && !xt_is_contiguous(leaf->grad)) return XT_OK;
+    XT_TRY(check_fresh(ctx, leaf));
     if (leaf->grad) {
         *add = true;
     } else {
@@ -609,7 +645,9 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
         .grad_in = grad_in,
     };
     ctx->fixed_where = call->where;
+    ctx->walk->call = call;
     enum xt_status status = call->slot->op->backward(ctx, &g);
+    if (status == XT_OK && ctx->observe) status = xt_observe_record(ctx, call, grad_in);
     for (int i = 0; i < call->n_inputs && status == XT_OK; i++) {
         struct xt_tensor *gradient = grad_in[i];
         grad_in[i] = NULL;
@@ -619,6 +657,7 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
             xt_tensor_release(ctx, gradient);
     }
     ctx->fixed_where = (struct xt_where){0};
+    ctx->walk->call = NULL;
     if (status != XT_OK) {
         char who[160];
         snprintf(who, sizeof who, "%s made at %s:%d", call->slot->op->name,
@@ -750,6 +789,7 @@ static enum xt_status start(struct xt_ctx *ctx, const char *who, struct xt_walk 
     status = walk_back(ctx, output, seed, retain);
     xt_no_grad_pop(ctx);
     ctx->walk = NULL;
+    if (status == XT_OK && ctx->observe) status = xt_observe_end(ctx, walk->as_values);
     return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, who);
 }
 
@@ -808,10 +848,11 @@ bool xt_record_of(const struct xt_tensor *t, struct xt_record_info *out) {
 }
 
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user) {
-    if (!t->maker) return XT_OK;
+    struct xt_call *root = t ? t->maker : ctx->newest;
+    if (!root) return XT_OK;
     struct call_list list = {0};
     uint64_t stamp = ctx->mark += 2;
-    enum xt_status status = reachable(ctx, t->maker, stamp, &list);
+    enum xt_status status = reachable(ctx, root, stamp, &list);
     for (size_t n = 0; n < list.n && status == XT_OK; n++) {
         const struct xt_call *call = list.items[n];
         struct xt_record_info info;

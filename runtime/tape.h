@@ -83,6 +83,7 @@ struct xt_walk {
     struct xt_tensor *const *targets; /* xt_grad: the inputs asked for */
     struct xt_tensor **results;       /* their gradients */
     int n_targets;
+    const struct xt_call *call; /* the record whose rule runs, or NULL */
 };
 
 /* tape.c */
@@ -96,6 +97,10 @@ enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
 /* Keeps the outputs that backward needs and makes `call` the maker of all of them. */
 enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
                                 struct xt_tensor **outputs);
+/* A record for graph_load: no inputs, nothing kept; the caller fills in specs and attributes. */
+enum xt_status xt_record_blank(struct xt_ctx *ctx, const struct xt_slot *slot, int n_inputs,
+                               int n_ints, struct xt_call **out);
+void xt_record_drop_kept(struct xt_ctx *ctx, struct xt_call *call);
 /* Undoes xt_record_new for a call that failed. */
 void xt_record_abandon(struct xt_ctx *ctx, struct xt_call *call);
 /* Whether bit i of a row's mask is set; bit 31 stands for all from there on. */

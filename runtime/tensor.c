@@ -64,6 +64,25 @@ enum xt_status xt_tensor_new(struct xt_ctx *ctx, const struct xt_spec *spec, enu
     return XT_OK;
 }
 
+enum xt_status xt_tensor_hollow(struct xt_ctx *ctx, const struct xt_spec *spec,
+                                enum xt_device device, struct xt_tensor **out) {
+    struct xt_tensor *t = xt_host_alloc(ctx, sizeof *t);
+    if (!t) return XT_MEMORY;
+    enum xt_status status = xt_storage_new(ctx, device, 0, &t->storage);
+    if (status != XT_OK) {
+        xt_host_free(ctx, t, sizeof *t);
+        return status;
+    }
+    t->storage->hollow = true;
+    t->refs = 1;
+    t->ndim = spec->ndim;
+    t->dtype = spec->dtype;
+    memcpy(t->shape, spec->shape, (size_t)spec->ndim * sizeof *t->shape);
+    xt_contiguous_strides(spec, t->stride);
+    *out = t;
+    return XT_OK;
+}
+
 enum xt_status xt_tensor_alias(struct xt_ctx *ctx, const struct xt_tensor *t,
                                struct xt_tensor **out) {
     struct xt_tensor *alias = xt_host_alloc(ctx, sizeof *alias);
@@ -84,6 +103,7 @@ enum xt_status xt_tensor_scalar(struct xt_ctx *ctx, double value, enum xt_dtype 
     struct xt_tensor *t;
     XT_TRY(xt_tensor_new(ctx, &spec, device, &t));
     enum xt_status status = XT_OK;
+    t->storage->loaded = true;
     if (device == XT_CPU && dtype == XT_F32)
         *(float *)xt_data(t) = (float)value;
     else
@@ -108,6 +128,7 @@ enum xt_status xt_tensor_from_host(struct xt_ctx *ctx, const struct xt_spec *spe
                          xt_describe(t, text, sizeof text), xt_nbytes(t), bytes);
     else
         status = ctx->backend[device]->from_host(ctx, xt_data(t), data, bytes);
+    t->storage->loaded = true;
     if (status != XT_OK) {
         xt_tensor_release(ctx, t);
         return status;
@@ -123,6 +144,7 @@ enum xt_status xt_tensor_to_host(struct xt_ctx *ctx, struct xt_tensor *t, void *
         return xt_fail(ctx, XT_SHAPE, "%s holds %zu bytes, wanted %zu",
                        xt_describe(t, text, sizeof text), xt_nbytes(t), bytes);
     struct xt_tensor *whole;
+    XT_TRY(xt_graph_check_read(ctx, t));
     xt_no_grad_push(ctx);
     enum xt_status status = xt_contiguous(ctx, t, &whole);
     xt_no_grad_pop(ctx);
@@ -241,6 +263,7 @@ static const char *address(const struct xt_tensor *t, const int64_t *index) {
 
 static enum xt_status fetch(struct xt_ctx *ctx, struct xt_tensor *t, const int64_t *index,
                             union element *e) {
+    XT_TRY(xt_graph_check_read(ctx, t));
     return ctx->backend[t->storage->device]->to_host(ctx, e, address(t, index),
                                                      xt_dtype_bytes(t->dtype));
 }
@@ -302,6 +325,7 @@ enum xt_status xt_tensor_set(struct xt_ctx *ctx, struct xt_tensor *t, const int6
 enum xt_status xt_tensor_digest(struct xt_ctx *ctx, struct xt_tensor *t, uint64_t *out) {
     size_t bytes = xt_nbytes(t);
     struct xt_tensor *whole;
+    XT_TRY(xt_graph_check_read(ctx, t));
     xt_no_grad_push(ctx);
     enum xt_status status = xt_contiguous(ctx, t, &whole);
     xt_no_grad_pop(ctx);

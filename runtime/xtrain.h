@@ -25,6 +25,7 @@ struct xt_op;
 struct xt_args;
 struct xt_call;
 struct xt_segment;
+struct xt_graph;
 
 /* ---- status ------------------------------------------------------------------------------- */
 
@@ -86,16 +87,13 @@ const char *xt_isa(const struct xt_ctx *ctx);         /* "v1", "v3", "v4": the C
 void xt_no_grad_push(struct xt_ctx *ctx);
 void xt_no_grad_pop(struct xt_ctx *ctx);
 bool xt_recording(const struct xt_ctx *ctx);
-/* For looking at values: between the two nothing is recorded, in a segment neither, and the trap is
-   off. What was so before comes back. */
-struct xt_quiet {
-    struct xt_segment *segment; /* the open one */
-    bool trap;                  /* whether it was on */
-};
-void xt_quiet_begin(struct xt_ctx *ctx, struct xt_quiet *saved);
-void xt_quiet_end(struct xt_ctx *ctx, const struct xt_quiet *saved);
-/* With the trap on, the first op whose output holds a NaN or infinity fails and is named. */
+/* With the trap on, the first op whose output holds a NaN or infinity fails; the sentence has
+   statistics of its inputs. A -inf that an op was given, but for a variable's, is no fault. */
 void xt_set_trap(struct xt_ctx *ctx, bool on);
+/* The same without failing: the first one is noted, with op, line and direction, and the trap is
+   off again. */
+void xt_trap_note(struct xt_ctx *ctx, bool on);
+const char *xt_trap_found(const struct xt_ctx *ctx); /* what was noted since, or "" */
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
@@ -193,6 +191,15 @@ enum xt_status xt_tensor_set(struct xt_ctx *ctx, struct xt_tensor *t, const int6
 /* XXH3-64 over the XXH3-64s of successive 4 KiB blocks of the contiguous bytes, then dtype and
    shape (design, section 7). */
 enum xt_status xt_tensor_digest(struct xt_ctx *ctx, struct xt_tensor *t, uint64_t *out);
+/* All but the counts are of the finite elements; NaN when there are none. */
+struct xt_stats {
+    int64_t n, finite, nans, infs, minus_infs; /* counts of elements */
+    double min, max, mean;
+    double std; /* of the population */
+};
+enum xt_status xt_tensor_stats(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_stats *out);
+/* "1 NaN, min 0, max 2, mean 1, std 0.5" into a buffer; returns it. */
+const char *xt_stats_describe(const struct xt_stats *s, char *buffer, size_t bytes);
 /* "f32 2x3" into a buffer; returns it. */
 const char *xt_describe(const struct xt_tensor *t, char *buffer, size_t bytes);
 
@@ -249,7 +256,7 @@ enum xt_status xt_segment_begin(struct xt_ctx *ctx, const struct xt_segment_opti
                                 struct xt_segment **out);
 enum xt_status xt_segment_end(struct xt_ctx *ctx, struct xt_segment *segment);
 void xt_segment_abort(struct xt_ctx *ctx, struct xt_segment *segment);
-/* Walks the records reachable from t by falling number. */
+/* Walks the records reachable from t by falling number; t NULL: from the newest one alive. */
 struct xt_record_info {
     int64_t number; /* of the record, from 1 in this context */
     const struct xt_op *op;
@@ -262,6 +269,85 @@ typedef void xt_record_fn(void *user, const struct xt_record_info *info);
 /* The record that made t; false: t is a leaf, or was made without recording. */
 bool xt_record_of(const struct xt_tensor *t, struct xt_record_info *out);
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user);
+
+/* ---- looking on ---------------------------------------------------------------------------- */
+
+enum xt_seen_kind {
+    XT_SEEN_CALL,   /* a call has run, forward or in a backward rule */
+    XT_SEEN_RECORD, /* a backward has run the rule of a record, and not yet handed on the result */
+    XT_SEEN_END,    /* a backward has ended well */
+};
+
+/* Where input i of a record came from. */
+struct xt_source {
+    int64_t number;   /* of the record that made it; 0: none */
+    int output;       /* which of its outputs */
+    const void *leaf; /* stands for the variable it is, or NULL */
+    bool added;       /* its gradient is already the variable's, with all that was added to it */
+};
+
+/* Tensors are borrowed, and NULL where there is none. */
+struct xt_seen {
+    enum xt_seen_kind kind;
+    const struct xt_op *op;   /* NULL at the end */
+    const struct xt_op *rule; /* of the record that a backward passes; NULL in forward */
+    struct xt_where where;    /* the line; in a backward, that of the record */
+    int64_t number;           /* of the record; 0: none was made */
+    bool as_values;           /* of a backward: it is xt_grad, which leaves variables alone */
+    int n_in, n_out;
+    uint64_t written; /* mask of the inputs that a call has written, of the first 64 */
+    struct xt_tensor *const *in, *const *out;           /* of a record: what it kept */
+    struct xt_tensor *const *grad_in, *const *grad_out; /* of a record */
+    const struct xt_source *from;                       /* n_in, of a record */
+};
+/* A status that is not XT_OK makes the call or the backward fail. Calls that fn makes are neither
+   recorded nor told. */
+typedef enum xt_status xt_observe_fn(void *user, struct xt_ctx *ctx, const struct xt_seen *seen);
+void xt_observe(struct xt_ctx *ctx, xt_observe_fn *fn, void *user); /* fn NULL: nobody looks */
+/* For looking at values, also in the middle of a call: between the two nothing is recorded, trapped
+   or told to an observer. What was on comes back. */
+struct xt_pause {
+    xt_observe_fn *observe;     /* who was told */
+    struct xt_segment *segment; /* the open one */
+    struct xt_graph *graph;     /* the one being recorded */
+    struct xt_where where;      /* the line of a backward rule */
+    int trap;                   /* its mode */
+};
+void xt_pause(struct xt_ctx *ctx, struct xt_pause *p);
+void xt_resume(struct xt_ctx *ctx, const struct xt_pause *p);
+/* The gradient of the variable that stands in an xt_source; only while that is told of, or at the
+   end of the same backward. Borrowed; NULL when there is none. */
+struct xt_tensor *xt_leaf_grad(const void *leaf);
+
+/* ---- graphs (design, section 4) ------------------------------------------------------------- */
+
+/*
+ * A graph is the list of records made by the launch point between begin and end. What depends on
+ * an input or on the state is not computed meanwhile, only its shape is. A run binds feeds and
+ * state, and launches the records that its export needs.
+ */
+struct xt_graph;
+enum xt_status xt_graph_begin(struct xt_ctx *ctx, struct xt_graph **out); /* one at a time */
+/* Ends recording, also after a failure. Gradients that were recorded are taken off the leaves. */
+void xt_graph_end(struct xt_ctx *ctx, struct xt_graph *g);
+void xt_graph_release(struct xt_ctx *ctx, struct xt_graph *g);
+bool xt_graph_recording(const struct xt_ctx *ctx);
+/* Declares an input; *out stands for it while recording. `value` is its default, and only its
+   shape and dtype count when it is required. */
+enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
+                              struct xt_tensor *value, bool required, struct xt_tensor **out);
+/* Names a result. Writes to the state recorded since the last export are part of its runs. */
+enum xt_status xt_graph_export(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
+                               const char *const *names, struct xt_tensor *const *values, int n);
+/* Gives a tensor made outside the name it has in the state. */
+enum xt_status xt_graph_name(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
+                             struct xt_tensor *t);
+/* Runs export number e. feeds: one place an input, NULL where it takes its default. state: one
+   place a state, NULL (or no array) for the captured one. outputs: new references. After a failure
+   the state is as it was. */
+enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
+                            struct xt_tensor *const *feeds, struct xt_tensor *const *state,
+                            struct xt_tensor **outputs);
 
 /* ---- seeds (design, section 5) -------------------------------------------------------------- */
 

@@ -121,20 +121,40 @@ static double clipping(double norm, double max) {
     return by < 1 ? by : 1;
 }
 
+/* Where the list of the fused updates begins: after norm, lr, step and divisor. */
+#define LIST 4
+
+static double number(const struct xt_tensor *t) {
+    switch (t->dtype) {
+    case XT_I64: return (double)*(const int64_t *)xt_data(t);
+    case XT_I32: return (double)*(const int32_t *)xt_data(t);
+    default: return scalar(t);
+    }
+}
+
 static enum xt_status update(struct xt_ctx *ctx, const struct xt_launch *l, int roles) {
-    const double norm = scalar(l->in[0]), scale = l->attrs[6].f, clip = l->attrs[7].f;
+    union xt_attr attrs[8];
+    memcpy(attrs, l->attrs, sizeof attrs);
+    if (l->in[1]) attrs[0].f *= number(l->in[1]);
+    if (l->in[2]) attrs[5].i = (int64_t)number(l->in[2]);
+    if (l->in[3]) attrs[6].f = 1 / number(l->in[3]);
+    const double norm = scalar(l->in[0]), scale = attrs[6].f, clip = attrs[7].f;
+    if (!isfinite(attrs[0].f))
+        return xt_fail(ctx, XT_VALUE, "lr is %g, wanted a finite number", attrs[0].f);
+    if (attrs[5].i < 1)
+        return xt_fail(ctx, XT_VALUE, "step is %lld, steps count from 1", (long long)attrs[5].i);
     if (!isfinite(norm * scale)) return XT_OK;
     struct update u = {
-        .attrs = l->attrs,
+        .attrs = attrs,
         .roles = roles,
         .scale = scale * (clip > 0 ? clipping(norm * scale, clip) : 1),
     };
     if (roles == 5) {
-        u.unbias1 = 1 - pow(l->attrs[1].f, (double)l->attrs[5].i);
-        u.unbias2 = 1 - pow(l->attrs[2].f, (double)l->attrs[5].i);
+        u.unbias1 = 1 - pow(attrs[1].f, (double)attrs[5].i);
+        u.unbias2 = 1 - pow(attrs[2].f, (double)attrs[5].i);
     }
-    all_blocks(ctx, &u, l->in + 1, l->n_in - 1, count_blocks(l->in + 1, l->n_in - 1, roles),
-               update_block, NULL);
+    all_blocks(ctx, &u, l->in + LIST, l->n_in - LIST,
+               count_blocks(l->in + LIST, l->n_in - LIST, roles), update_block, NULL);
     return XT_OK;
 }
 

@@ -268,11 +268,18 @@ static enum xt_status multinomial(struct xt_ctx *ctx, const struct xt_launch *l)
     return XT_OK;
 }
 
+static enum xt_status seed_mix(struct xt_ctx *ctx, const struct xt_launch *l) {
+    (void)ctx;
+    *(uint64_t *)xt_data(l->out[0]) = xt_seed_mix(xt_launch_seed(l, 0, 0), xt_launch_seed(l, 1, 1));
+    return XT_OK;
+}
+
 const struct xt_kernel XT_CPU(random_kernels)[] = {
     {"dropout_apply", XT_FLOATS, XT_CONTIGUOUS, dropout_apply},
     {"dropout_mask", XT_ANY, XT_CONTIGUOUS, dropout_mask},
     {"rand", XT_ANY, XT_CONTIGUOUS, uniform},
     {"randn", XT_ANY, XT_CONTIGUOUS, normal},
     {"multinomial", XT_FLOATS, XT_CONTIGUOUS, multinomial},
+    {"seed_mix", XT_ANY, XT_STRIDED, seed_mix},
     {0},
 };

@@ -101,6 +101,11 @@ void xtbind_open_op(lua_State *L, struct xtbind *b);
 /* core.c: constructors, autograd, seeds, memory. */
 void xtbind_open_core(lua_State *L, struct xtbind *b);
 
+/* observe.c: who looks on, the trap, statistics. */
+void xtbind_open_observe(lua_State *L, struct xtbind *b);
+/* graph.c */
+void xtbind_open_graph(lua_State *L, struct xtbind *b);
+
 /* One table each, as require "xtrain.core.json" and so on. */
 int xtbind_json(lua_State *L);
 int xtbind_safetensors(lua_State *L);

@@ -409,10 +409,10 @@ static int is_recording(lua_State *L) {
 /* quietly(fn, ...): nothing that fn calls is recorded or trapped: for looking at values. */
 static int quietly(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    struct xt_quiet saved;
-    xt_quiet_begin(b->ctx, &saved);
+    struct xt_pause pause;
+    xt_pause(b->ctx, &pause);
     int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
-    xt_quiet_end(b->ctx, &saved);
+    xt_resume(b->ctx, &pause);
     return status == LUA_OK ? lua_gettop(L) : lua_error(L);
 }
 
@@ -471,10 +471,32 @@ static uint64_t seed_part(lua_State *L, struct xtbind *b, int index) {
     return xtbind_check_seed(L, index, "seed", what);
 }
 
+/* In a graph a seed made of tensors is a value of the graph: a chain of ops, a 0-dim i64. */
+static int seed_as_ops(lua_State *L, struct xtbind *b, int n) {
+    const struct xt_op *op = xt_op_find(b->ctx, "seed_mix");
+    int last = 1; /* where the seed so far is on the stack: a tensor, or nothing but a number */
+    for (int i = 2; i <= n; i++) {
+        struct xt_tensor *in[2] = {xtbind_as_tensor(L, b, last), xtbind_as_tensor(L, b, i)};
+        struct xt_tensor **box = xtbind_box(L, b), *out[XT_MAX_OUTPUTS] = {NULL};
+        struct xt_args args;
+        xt_args_init(&args, op, in, 2);
+        if (!in[0]) args.attrs[0].seed = seed_part(L, b, last);
+        if (!in[1]) args.attrs[1].seed = seed_part(L, b, i);
+        xtbind_check(L, xt_call_run(b->ctx, op, &args, out));
+        xtbind_fill(b, box, out[0]);
+        last = lua_gettop(L);
+    }
+    lua_settop(L, last);
+    return 1;
+}
+
 static int seed(lua_State *L) {
     struct xtbind *b = bind_of(L);
     int n = lua_gettop(L);
     if (n == 0) xtbind_error(L, "seed: wanted a base, and numbers or strings to mix into it");
+    bool tensors = false;
+    for (int i = 1; i <= n && !tensors; i++) tensors = xtbind_as_tensor(L, b, i) != NULL;
+    if (tensors && xt_graph_recording(b->ctx)) return seed_as_ops(L, b, n);
     uint64_t h = seed_part(L, b, 1);
     for (int i = 2; i <= n; i++) h = xt_seed_mix(h, seed_part(L, b, i));
     lua_pushinteger(L, (lua_Integer)h);
@@ -702,11 +724,6 @@ static int cache(lua_State *L) {
     return 0;
 }
 
-static int trap(lua_State *L) {
-    xt_set_trap(bind_of(L)->ctx, lua_toboolean(L, 1));
-    return 0;
-}
-
 struct records {
     struct xt_record_info *list; /* NULL while counting */
     int n, room;                 /* seen, and room in list */
@@ -731,10 +748,10 @@ static void push_spec(lua_State *L, const struct xt_spec *spec) {
     luaL_pushresult(&buffer);
 }
 
-/* tape(t): {{number, op, where, kept_bytes, outputs = {"f32 2x3"}}, ...}, newest first. */
+/* tape([t]): {{number, op, where, kept_bytes, outputs = {"f32 2x3"}}, ...}, newest first. */
 static int tape(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    struct xt_tensor *t = xtbind_check_tensor(L, 1);
+    struct xt_tensor *t = lua_isnoneornil(L, 1) ? NULL : xtbind_check_tensor(L, 1);
     struct records r = {.list = NULL};
     xtbind_check(L, xt_tape_walk(b->ctx, t, note_record, &r));
     r.room = r.n;
@@ -863,7 +880,6 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                        {"live_count", live_count},
                                        {"poison", poison},
                                        {"cache", cache},
-                                       {"trap", trap},
                                        {"tape", tape},
                                        {"here", here},
                                        {"fail", fail},

@@ -249,6 +249,8 @@ int luaopen_xtrain(lua_State *L) {
     xtbind_open_tensor(L, b);
     xtbind_open_op(L, b);
     xtbind_open_core(L, b);
+    xtbind_open_observe(L, b);
+    xtbind_open_graph(L, b);
     for (const struct xt_embedded *file = xt_embedded_files; file->name; file++) {
         if (strcmp(file->name, "xtrain.init") != 0) continue;
         load_embedded(L, file);

@@ -216,6 +216,10 @@ function M.save(dir, model, tokenizer, given)
   if model.config.rope_layout == "interleaved" then
     fail("hf.save: Hugging Face folders want rope_layout 'half', this model has 'interleaved'")
   end
+  if tokenizer ~= nil and not (type(tokenizer) == "userdata" and tokenizer.save) then
+    fail(("hf.save: the tokenizer is a %s, wanted one of xt.tokenizer or nothing"):format(
+      type(tokenizer)))
+  end
   local ok, message = file.mkdir(dir)
   if not ok then return nil, message end
   local tensors = xt.no_grad(function()

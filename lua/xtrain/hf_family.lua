@@ -97,6 +97,33 @@ local function epsilon(config, name, default)
   return eps + 0.0
 end
 
+-- The ids that begin and end a text and fill up a batch, for those who generate; eos may be a list.
+-- nil: config.json does not speak of any. Computation does not depend on them.
+local SPECIAL = { bos = "bos_token_id", eos = "eos_token_id", pad = "pad_token_id" }
+
+local function is_id(value) return math.type(value) == "integer" and value >= 0 end
+
+local function special_ids(config)
+  local ids
+  for ours, name in pairs(SPECIAL) do
+    if config[name] ~= nil then
+      ids = ids or {}
+      local value = get(config, name)
+      local fine = value == nil or is_id(value)
+      if type(value) == "table" then
+        fine = #value > 0
+        for _, each in ipairs(value) do fine = fine and is_id(each) end
+      end
+      if not fine then
+        return nil, ("config.json: %s is %s, wanted an id, a list of them or null"):format(name,
+          text_of(value))
+      end
+      ids[ours] = value
+    end
+  end
+  return ids
+end
+
 -- What config.json of Qwen3 or Llama means for models.qwen3 and models.llama; or nil, message.
 -- Options of the result that are nil follow from the weights (tied).
 local function read_decoder(config, head_dim)
@@ -179,9 +206,6 @@ local function write_gpt2(c)
     attn_pdrop = 0.0, embd_pdrop = 0.0, resid_pdrop = 0.0,
     scale_attn_weights = true, scale_attn_by_inverse_layer_idx = false,
     reorder_and_upcast_attn = false,
-    -- Absent means 50256, which may lie beyond the vocabulary.
-    bos_token_id = c.vocab <= 50256 and json.null or nil,
-    eos_token_id = c.vocab <= 50256 and json.null or nil,
   }
 end
 
@@ -227,12 +251,15 @@ local GPT2 = {
 }
 
 -- By model_type. head_dim: what is meant where config.json leaves it out; nil: dim / heads.
+-- ends: the id that begins and ends texts of a full vocabulary of this family, of models that were
+-- not told theirs.
 local FAMILIES = {
   qwen3 = { architecture = "Qwen3ForCausalLM", names = DECODER, read = read_decoder,
     write = write_decoder, head_dim = 128 },
   llama = { architecture = "LlamaForCausalLM", names = DECODER, read = read_decoder,
     write = write_decoder },
-  gpt2 = { architecture = "GPT2LMHeadModel", names = GPT2, read = read_gpt2, write = write_gpt2 },
+  gpt2 = { architecture = "GPT2LMHeadModel", names = GPT2, read = read_gpt2, write = write_gpt2,
+    ends = 50256 },
 }
 
 -- The names of a model_type, or nil. `prefix` begins every name but the head's; files of the bare
@@ -274,6 +301,8 @@ function M.read(config)
     return nil, ("config.json: tie_word_embeddings is %s, wanted true or false"):format(
       text_of(o.tied))
   end
+  o.special_ids, message = special_ids(config)
+  if message then return nil, message end
   return o
 end
 
@@ -284,6 +313,13 @@ function M.write(kind, c, dtype)
   config.architectures, config.model_type = { family.architecture }, kind
   config.tie_word_embeddings = c.tied
   config.initializer_range, config.use_cache = 0.02, true
+  -- Left out, they would be the family's, which may be any token here: null says there is none.
+  local ids = c.special_ids
+  if not ids then
+    local ends = family.ends and c.vocab > family.ends and family.ends or nil
+    ids = { bos = ends, eos = ends }
+  end
+  for ours, name in pairs(SPECIAL) do config[name] = ids[ours] or json.null end
   config.dtype, config.torch_dtype = dtype, dtype
   return config
 end

@@ -46,8 +46,8 @@ local function path_keys(t)
   return table.move(strings, 1, #strings, #integers + 1, integers)
 end
 
--- Calls visit(path, value) for every tensor and every table below t, in path order, each table
--- once.
+-- Calls visit(path, value, owner, key) for every tensor and every table below t, in path order,
+-- each table once.
 local function walk(t, path, visited, visit)
   if visited[t] then return end
   visited[t] = true
@@ -55,13 +55,17 @@ local function walk(t, path, visited, visit)
     local value = t[key]
     local name = path == "" and tostring(key) or path .. "." .. key
     if type(value) == "table" then
-      visit(name, value)
+      visit(name, value, t, key)
       walk(value, name, visited, visit)
     elseif is_tensor(value) then
-      visit(name, value)
+      visit(name, value, t, key)
     end
   end
 end
+
+-- Calls visit(path, value, owner, key) for every tensor and every table of a model, value being
+-- owner[key], in path order; each table once.
+function M.walk(model, visit) walk(model, "", {}, visit) end
 
 -- The variables of a model, in path order, each once under its first path:
 -- {name = "blocks.3.attn.wq", tensor = t}.
@@ -230,6 +234,28 @@ end
 function M.dropping(how, p, seed)
   if not seed or p == 0 then return how end
   return { causal = how.causal, impl = how.impl, dropout = p, seed = seed }
+end
+
+local feed_dropout = M.class("feed_dropout")
+
+-- feed_dropout{name}: the fed form of dropout, in a graph: x times the mask that is the input
+-- `name`, f32, of ones unless it is fed. It holds that name and nothing else: no probability, no
+-- mode. The product is taken in f32 and rounded once.
+function M.feed_dropout(given)
+  local name = type(given) == "table" and given[1] or given
+  if type(name) ~= "string" then
+    fail("nn.feed_dropout: wanted the name of an input: xt.nn.feed_dropout{\"mask\"}")
+  end
+  return setmetatable({ name = name }, feed_dropout)
+end
+
+-- b: what the graph's function was given. A second call takes the same mask.
+function feed_dropout:forward(x, b)
+  if type(b) ~= "table" or not b.inputs then
+    fail("feed_dropout: wanted the graph's builder: layer(x, b)")
+  end
+  local mask = b.inputs[self.name] or b:input(self.name, xt.ones(x.shape, { device = x.device }))
+  return (x:to "f32" * mask):to(x.dtype)
 end
 
 local attention = M.class("attention")

@@ -4,7 +4,9 @@
 local xt = require "xtrain"
 local options = require "xtrain.options"
 local active = require "xtrain.active"
+local finite = require "xtrain.finite"
 local fail = xt.core.fail
+local is_finite = finite.is_finite
 
 local call = xt.call -- any op by name, the internal ones too
 
@@ -34,20 +36,25 @@ function M.clip_grad_norm(params, max)
   end)
 end
 
-local function is_finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
+local NO_LABEL, MOST_NAMES = "no label in the batch counts", 8
 
--- The names of the parameters whose gradient holds a NaN or an infinity, at most `most`.
-local function not_finite(params, most)
+-- That the gradient norm `value` is not finite, or what else is wrong, and of which parameters: of
+-- some of those whose norm_of(param), a number or nil, is not finite.
+local function not_finite(value, fault, params, norm_of)
   local names = {}
   for _, param in ipairs(params) do
-    local grad = param.tensor.grad
-    if grad and not is_finite(call("grad_norm", { grad }):item()) then
+    local norm = norm_of(param)
+    if norm and not is_finite(norm) then
       names[#names + 1] = param.name
-      if #names == most then break end
+      if #names == MOST_NAMES then break end
     end
   end
-  return names
+  local text = is_finite(value) and fault or "the gradient norm is " .. finite.shown(value)
+  return #names > 0 and text .. "; not finite: " .. table.concat(names, ", ") or text
 end
+
+-- What is wrong with the loss of the run in progress, or nil.
+local function loss_fault() return active.run and active.run:loss_fault() end
 
 -- ---- what optimizers share ---------------------------------------------------------------------
 
@@ -176,6 +183,45 @@ local function fused(self, group, suffixes, update)
   end
 end
 
+-- What a rule's update goes by: {lr, step, norm, scale, clip, factor, tensors, choose}
+--   norm      of the gradients as they are, 0-dim
+--   scale     1 / divisor;  factor: what a gradient is multiplied by, divisor and clipping together
+--   tensors   lr_tensor, step_tensor and divisor of the fused ops; lr, step and scale are 1 beside
+--             them. Nothing outside a graph
+--   factor, rate: numbers, in a graph 0-dim f64 tensors; rate is the learning rate
+--   choose(updated, old) -> what a tensor shall become: old when nothing may change
+
+-- A number, or a 0-dim tensor, as what multiplies a tensor of `dtype`.
+local function factor_of(value, dtype)
+  return type(value) == "userdata" and xt.cast(value, dtype) or value
+end
+
+local function take_first(first) return first end
+
+-- Which gradients there are and what was written into them last, as one number.
+local function stamp_of(grads)
+  local stamp = #grads
+  for _, grad in ipairs(grads) do
+    local number, version = xt.core.storage(grad)
+    stamp = (stamp ~ number) * 0x9E3779B97F4A7C15 + version
+  end
+  return stamp
+end
+
+-- The joint norm of the gradients as they are: {norm, 0-dim; value; count of gradients}. Measured
+-- once for the same gradients.
+function methods:measure()
+  return xt.no_grad(function()
+    local grads = gradients(self.params)
+    local stamp = stamp_of(grads)
+    if not self.measured or self.measured.stamp ~= stamp then
+      local norm = #grads > 0 and call("grad_norm", grads) or xt.tensor(0.0)
+      self.measured = { stamp = stamp, norm = norm, value = norm:item(), count = #grads }
+    end
+    return self.measured
+  end)
+end
+
 -- Says why a step changed nothing.
 local function skip(self, reason)
   self.skipped = self.skipped + 1
@@ -206,7 +252,7 @@ local function before_update(params)
   return kept
 end
 
-local function count_equal(a, b) return xt.sum(xt.cast(xt.eq(a, b), "f32")):item() end
+local function count_equal(a, b) return xt.sum(xt.eq(a, b)):item() end
 
 -- Of the weights that the update changed, the share whose bf16 copy it did not change; nil when
 -- none computes in bf16.
@@ -221,43 +267,108 @@ local function lost_share(kept)
   if #kept > 0 then return changed > 0 and lost / changed or 0.0 end
 end
 
-local step_options = { clip = 0.0, divisor = options.optional }
+-- ---- a step ------------------------------------------------------------------------------------
 
--- One update. lr: a number. clip: the largest joint norm of the gradients, 0 for none. divisor: the
--- gradients count divided by it; by default the labels that the run in progress has counted, or 1.
+local step_options = { clip = 0.0, divisor = options.optional, step = options.optional,
+  guard = options.optional }
+
+-- Calls fn(name, tensor) for every state tensor.
+local function each_state(self, fn)
+  for _, group in ipairs(self.groups) do
+    for _, param in ipairs(group) do
+      for _, suffix in ipairs(group.states) do
+        local message = fn(param.name .. "." .. suffix, self.moments[param.name][suffix])
+        if message then return message end
+      end
+    end
+  end
+end
+
+-- Without a tensor this would be the same number at every run of the graph.
+local function want_tensor(kind, what, value)
+  if type(value) == "userdata" then return value end
+  fail(("%s:step: %s is a plain number inside a graph and would repeat at every run: make it an "
+    .. "input, b:input(\"%s\", %s)"):format(kind, what, what, what == "step" and "1" or "1e-3"))
+end
+
+-- The update as part of a graph: nothing is read on the host, and the caller counts the steps. What
+-- is written is what was there when the norm is not finite.
+local function step_in_graph(self, lr, o)
+  lr = want_tensor(self.kind, "lr", lr)
+  local at = want_tensor(self.kind, "step", o.step)
+  local divisor = o.divisor
+  if type(divisor) == "number" then divisor = xt.tensor(divisor, { dtype = "f64" }) end
+  return xt.no_grad(function()
+    local grads = gradients(self.params)
+    if #grads == 0 then fail(self.kind .. ":step: no parameter has a gradient in this graph") end
+    local name = require("xtrain.graph").name
+    for _, param in ipairs(self.params) do name(param.name, param.tensor) end
+    each_state(self, name)
+    local raw = call("grad_norm", grads)
+    local wide = divisor and xt.cast(divisor, "f64")
+    local norm = divisor and raw * xt.cast(xt.div(1, wide), raw.dtype) or raw
+    local factor = 1
+    if o.clip ~= 0 then
+      factor = xt.minimum(xt.div(o.clip, xt.cast(norm, "f64") + 1e-6), 1)
+    end
+    if divisor then factor = xt.div(factor, wide) end
+    local rate = xt.cast(lr, "f64")
+    -- What is not finite makes the norm that the fused ops look at a NaN; else it adds 0.
+    local seen = o.guard and raw + xt.cast(o.guard - o.guard, raw.dtype) or raw
+    local all_finite = xt.eq(xt.cast(seen - seen, "f64") + (rate - rate), 0)
+    local now = { lr = 1.0, step = 1, norm = seen, scale = 1, clip = o.clip, factor = factor,
+      rate = rate,
+      tensors = { lr_tensor = lr, step_tensor = at, divisor = divisor },
+      choose = function(updated, old) return xt.where(all_finite, updated, old) end }
+    for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
+    return norm
+  end)
+end
+
+-- One update. lr: a number or a 0-dim tensor. clip: the largest joint norm of the gradients, 0 for
+-- none. divisor: the gradients count divided by it; by default the labels that the run in progress
+-- has counted, or 1. step: the number of this update, from 1; by default one more than the last.
 -- Returns the norm after dividing and before clipping, 0-dim. A norm that is not finite, or no
 -- label at all, changes nothing, is counted in `skipped` and reported. Parameters without a
--- gradient stay.
+-- gradient stay. In a graph lr and step are 0-dim tensors, divisor one too, a number or nothing,
+-- and guard, a 0-dim tensor, must be finite as well for the step to change anything.
 function methods:step(lr, given)
   local o = options.read(self.kind .. ":step", given, step_options)
+  if xt.core.graph_recording() then return step_in_graph(self, lr, o) end
+  if type(lr) == "userdata" then lr = lr:item() end
   if type(lr) ~= "number" or not is_finite(lr) then
     fail(("%s:step: lr is %s, wanted a finite number"):format(self.kind,
       lr ~= lr and "NaN" or type(lr) == "number" and tostring(lr) or "a " .. type(lr)))
   end
+  if type(o.divisor) == "userdata" then o.divisor = o.divisor:item() end
+  if type(o.step) == "userdata" then o.step = o.step:item() end
+  if o.step then self.steps = o.step - 1 end
   local divisor = o.divisor or (active.run and active.run:divisor()) or 1
   return xt.no_grad(function()
-    local grads = gradients(self.params)
+    local measured = self:measure()
     local norm
-    if #grads == 0 then
+    if measured.count == 0 then
       norm = xt.tensor(0.0)
     elseif divisor == 0 then
       norm = xt.tensor(0.0)
-      skip(self, "no label in the batch counts")
+      skip(self, NO_LABEL)
     else
-      local raw = call("grad_norm", grads)
+      local raw, fault = measured.norm, loss_fault()
       norm = raw * (1 / divisor)
       local value = norm:item()
-      if is_finite(value) then
+      if is_finite(value) and not fault then
         self.steps = self.steps + 1
-        local now = { lr = lr, norm = raw, scale = 1 / divisor, clip = o.clip,
-          factor = clip_factor(value, o.clip) / divisor }
+        local now = { lr = lr, rate = lr, step = self.steps, norm = raw, scale = 1 / divisor,
+          clip = o.clip, factor = clip_factor(value, o.clip) / divisor, tensors = {},
+          choose = take_first }
         local kept = active.run and active.run:wants_lost_updates() and before_update(self.params)
         for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
         if kept then active.run:note_lost_updates(lost_share(kept)) end
       else
-        skip(self, ("the gradient norm is %s; not finite: %s"):format(
-          value ~= value and "NaN" or value,
-          table.concat(not_finite(self.params, 8), ", ")))
+        skip(self, not_finite(value, fault, self.params, function(param)
+          local grad = param.tensor.grad
+          return grad and call("grad_norm", { grad }):item()
+        end))
       end
     end
     if active.run then active.run:note_step(lr, norm) end
@@ -271,21 +382,28 @@ function methods:step(lr, given)
   return xt.core.shielded(step_unshielded, self, lr, given)
 end
 
+-- For run:train: the host's part of a step whose update a graph has made, with what it gave.
+-- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
+function methods:replayed(lr, norm, divisor, norms)
+  local value, fault = norm:item(), loss_fault()
+  if divisor == 0 then
+    norm = xt.tensor(0.0)
+    skip(self, NO_LABEL)
+  elseif is_finite(value) and not fault then
+    self.steps = self.steps + 1
+  else
+    local by_name = norms()
+    skip(self, not_finite(value, fault, self.params, function(param)
+      return by_name[param.name]
+    end))
+  end
+  if active.run then active.run:note_step(lr, norm) end
+  return norm
+end
+
 -- Forgets the gradients; their buffers are kept for the next backward.
 function methods:zero_grad()
   for _, param in ipairs(self.params) do param.tensor:zero_grad() end
-end
-
--- Calls fn(name, tensor) for every state tensor.
-local function each_state(self, fn)
-  for _, group in ipairs(self.groups) do
-    for _, param in ipairs(group) do
-      for _, suffix in ipairs(group.states) do
-        local message = fn(param.name .. "." .. suffix, self.moments[param.name][suffix])
-        if message then return message end
-      end
-    end
-  end
 end
 
 -- {"<path>.m" = tensor, "<path>.v" = tensor, step = 0-dim i64}. The tensors are the optimizer's
@@ -343,7 +461,7 @@ function adamw.update(opt, group, now)
   local s = group.settings
   fused(opt, group, MOMENTS, function(list)
     call("adamw", now.norm, list, now.lr * s.lr, s.betas[1], s.betas[2], s.eps, s.weight_decay,
-      opt.steps, now.scale, now.clip)
+      now.step, now.scale, now.clip, now.tensors)
   end)
 end
 
@@ -374,7 +492,7 @@ function sgd.update(opt, group, now)
   local s = group.settings
   fused(opt, group, BUFFER, function(list)
     call("sgd", now.norm, list, now.lr * s.lr, s.momentum, s.dampening, s.nesterov, s.weight_decay,
-      opt.steps, now.scale, now.clip)
+      now.step, now.scale, now.clip, now.tensors)
   end)
 end
 
@@ -440,15 +558,18 @@ end
 -- w = w (1 - lr wd) - lr scale orthogonalize(u)
 function muon.update(opt, group, now)
   local s = group.settings
-  local lr, keep = now.lr * s.lr, s.momentum
+  local lr, keep = now.rate * s.lr, s.momentum
   for _, param in ipairs(group) do
     local w, m = param.tensor, opt.moments[param.name].m
     if w.grad then
-      local g = w.grad:to(m.dtype) * (now.factor * (1 - keep))
-      m:copy_(m * keep + g)
-      local u = s.nesterov and m * keep + g or m
+      local g = w.grad:to(m.dtype) * factor_of(now.factor * (1 - keep), m.dtype)
+      local next_m = m * keep + g
+      local u = s.nesterov and next_m * keep + g or next_m
       local by = SCALES[s.scale](table.unpack(w.shape))
-      w:copy_(w * (1 - lr * s.weight_decay) - M.orthogonalize(u, s.steps) * (lr * by))
+      local next_w = w * factor_of(1 - lr * s.weight_decay, w.dtype)
+        - M.orthogonalize(u, s.steps) * factor_of(lr * by, m.dtype)
+      m:copy_(now.choose(next_m, m))
+      w:copy_(now.choose(next_w, w))
     end
   end
 end

@@ -13,10 +13,12 @@ local xt = require "xtrain"
 local nn = require "xtrain.nn"
 local active = require "xtrain.active"
 local bench = require "xtrain.bench"
+local finite = require "xtrain.finite"
 local log = require "xtrain.log"
 local options = require "xtrain.options"
 local options_text = require "xtrain.options_text"
 local save = require "xtrain.save"
+local train = require "xtrain.train"
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
 local fail = xt.core.fail
@@ -29,6 +31,7 @@ local COMMON = {
   out = "", -- the run folder; runs/NAME, or the next free NAME-2, NAME-3 when ""
   steps = 1000,
   accum = 1, -- micro-batches a step
+  graph = false, -- run:train records its first step, and replays it
   resume = "", -- "auto", or a save or run folder
   keep = 2, -- saves
   log_every = 10, -- steps
@@ -140,14 +143,18 @@ local function recipe(given, words)
     if run[key] == nil then self[key] = value end
   end
   local own = { models = {}, optimizers = {}, saves = {}, sums = {}, step = 0, digest = 0,
-    tokens = 0, skips = 0, best = math.huge, busy = 0.0, busy_tokens = 0, busy_steps = 0,
-    rank = 0, world = 1, seconds = {}, chain = {}, replay = replay, progress = log.progress() }
+    tokens = 0, skips = 0, found = {}, best = math.huge, busy = 0.0, busy_tokens = 0,
+    busy_steps = 0, rank = 0, world = 1, seconds = {}, chain = {}, replay = replay,
+    progress = log.progress() }
   self.own = own
   own.recipe_text, own.recipe_path = recipe_text(2)
   if o.device ~= "" then xt.device(o.device) end
   self.device = xt.device()
   if o.threads > 0 then xt.threads(o.threads) end
   if o.trap then xt.core.trap(true) end
+  if o.graph and o.lost_updates then
+    fail("recipe: graph=true has no lost_updates: leave one of them out")
+  end
   if replay then
     self.out, own.saves = replay.out, { replay.save }
   elseif o.bench == 0 then
@@ -211,14 +218,19 @@ end
 
 -- ---- the loop ----------------------------------------------------------------------------------
 
--- Counts what is measured anew and forgets the gradients of the step before.
+-- Counts anew what the micro-batches of a step add up to, and forgets their gradients.
+local function begin_micros(own)
+  own.count, own.backwards, own.step_tokens = 0, 0, 0
+  own.loss = nil
+  for i = #own.sums, 1, -1 do own.sums[i] = nil end
+  for _, optimizer in ipairs(own.optimizers) do optimizer:zero_grad() end
+end
+
 local function begin_step(self, step)
   local own = self.own
   own.step, own.closed = step, false
-  own.count, own.backwards, own.step_tokens = 0, 0, 0
-  own.loss, own.norm, own.lr, own.lost = nil, nil, nil, nil
-  for i = #own.sums, 1, -1 do own.sums[i] = nil end
-  for _, optimizer in ipairs(own.optimizers) do optimizer:zero_grad() end
+  own.norm, own.lr, own.lost = nil, nil, nil
+  begin_micros(own)
   own.began = file.monotonic()
 end
 
@@ -340,13 +352,18 @@ end
 
 -- The micro-batches of a step: their global number (from 0, over all ranks), ids, labels. A
 -- benchmark makes up tokens; a recipe without an option seq brings its own data to it as well.
+-- Where their loss or gradient is not finite, they come a second time (finite.lua).
 function run:micros(step, data)
   local own = self.own
   if own.step ~= step then begin_step(self, step) end
   local accum, micro = self.options.accum, -1
   return function()
     micro = micro + 1
-    if micro >= accum then return nil end
+    if micro >= accum then
+      if not finite.again(self) then return nil end
+      begin_micros(own)
+      micro = 0
+    end
     local ids, labels
     if self.options.bench > 0 and (self.options.seq or not data) then
       ids, labels = bench.batch(self, step, micro)
@@ -362,15 +379,32 @@ end
 -- once, by the labels of all micro-batches.
 function run:backward(sum, count)
   local own = self.own
+  if self.options.graph then
+    fail("run:backward: graph=true replays steps that are taken by run:train; this recipe's loop "
+      .. "takes them itself")
+  end
   sum:backward()
   own.sums[#own.sums + 1] = sum:detach()
+  own.loss = nil
   own.count = own.count + number_of(count)
   own.backwards = own.backwards + 1
 end
 
+-- One whole update, by the above or, with graph=true, by replay: see xtrain/train.lua.
+run.train = train
+
 -- For optimizers: what the gradients of this step are divided by; nil outside of run:backward.
 function run:divisor()
   if (self.own.backwards or 0) > 0 then return self.own.count end
+end
+
+-- The mean loss of the step so far; nil before any backward. Reading it waits for the device.
+function run:mean_loss() return loss_of(self.own) end
+
+-- What is wrong with it, or nil.
+function run:loss_fault()
+  local loss = loss_of(self.own)
+  if loss and not finite.is_finite(loss) then return "the loss is " .. finite.shown(loss) end
 end
 
 function run:note_step(lr, norm)
@@ -388,8 +422,17 @@ function run:note_lost_updates(share) self.own.lost = share end
 function run:note_skip(reason)
   local own = self.own
   own.skips = own.skips + 1
+  local loss = loss_of(own)
   own.progress:say(("step %d skipped, nothing changed: %s; loss %s"):format(own.step, reason,
-    tostring(loss_of(own))))
+    loss and finite.shown(loss) or "unknown"))
+end
+
+-- Tells, on the terminal and in the log, where a step's first value that is not finite came from.
+function run:note_nonfinite(text, found)
+  local own = self.own
+  own.progress:say(text)
+  if own.replay then own.replay.nonfinite = text end
+  own.found[#own.found + 1] = ("step %d: %s"):format(own.step, found or "a sum overflowed")
 end
 
 -- Whether something that happens every so many steps happens now. The last step is always due.
@@ -402,7 +445,12 @@ end
 
 local function progress_text(self, row, step_seconds)
   local parts = { ("step %d/%d"):format(row.step, self.options.steps) }
-  local function add(format, ...) parts[#parts + 1] = format:format(...) end
+  local function add(format, value)
+    if type(value) == "number" and not finite.is_finite(value) then
+      format, value = format:gsub("%%[.%d]*%a", "%%s", 1), finite.shown(value)
+    end
+    parts[#parts + 1] = format:format(value)
+  end
   if row.loss then add("loss %.4f", row.loss) end
   if row.bits_per_byte then add("%.3f bits/byte", row.bits_per_byte) end
   if row.held_out then add("held-out %.4f", row.held_out) end
@@ -456,6 +504,9 @@ function run:log(step, values)
   row.tokens, row.digest = own.tokens, save.hex(own.digest)
   row.tokens_per_s = own.busy_tokens / own.busy
   if own.skips > 0 then row.skipped = own.skips end
+  if #own.found > 0 then
+    row.nonfinite, own.found = own.found, {}
+  end
   if own.bytes_per_token and row.loss then
     row.bits_per_byte = row.loss / math.log(2) / own.bytes_per_token
   end

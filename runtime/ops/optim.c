@@ -6,19 +6,38 @@
  * is g * grad_scale * min(1, clip / (norm * grad_scale + 1e-6)),    without the min when clip is 0,
  * so that dividing by a token count and clipping cost no pass of their own. Lists repeat groups of
  * tensors; the compute copy at the end of each may be NULL and is otherwise written in the same
- * pass.
+ * pass. Learning rate, step and divisor may be 0-dim tensors, as in a graph: lr_tensor is
+ * multiplied by lr, step_tensor stands in the place of step, and divisor makes grad_scale its
+ * reciprocal.
  */
 #include "../op.h"
 
 #include <math.h>
 
 #define TEXT_BYTES 160
+#define LIST 4 /* the input at which the list begins: after norm, lr, step and divisor */
 
 static enum xt_status want_norm(struct xt_ctx *ctx, const struct xt_tensor *norm) {
     char text[TEXT_BYTES];
     if (norm->ndim == 0) return XT_OK;
     return xt_fail(ctx, XT_SHAPE, "norm is %s, wanted a scalar",
                    xt_describe(norm, text, sizeof text));
+}
+
+/* Learning rate, step and divisor as tensors stand in the place of the numbers. */
+static enum xt_status want_scalars(struct xt_ctx *ctx, const struct xt_args *args) {
+    static const char *const names[] = {"lr", "step", "divisor"};
+    char text[TEXT_BYTES];
+    for (int i = 0; i < 3; i++) {
+        const struct xt_tensor *t = args->inputs[1 + i];
+        bool whole = t && (t->dtype == XT_I64 || t->dtype == XT_I32);
+        bool real = t && (t->dtype == XT_F32 || t->dtype == XT_F64);
+        if (t && (t->ndim != 0 || !(whole || (real && i != 1))))
+            return xt_fail(ctx, XT_ARGUMENT, "%s is %s, wanted a number or a 0-dim tensor%s",
+                           names[i], xt_describe(t, text, sizeof text),
+                           i == 1 ? " of integers" : "");
+    }
+    return XT_OK;
 }
 
 static bool same_shape(const struct xt_tensor *a, const struct xt_tensor *b) {
@@ -36,13 +55,14 @@ static bool same_shape(const struct xt_tensor *a, const struct xt_tensor *b) {
 static enum xt_status want_groups(struct xt_ctx *ctx, const struct xt_args *args, int roles,
                                   const char *const *names, bool stateless) {
     char text[TEXT_BYTES], p_text[TEXT_BYTES];
-    int n = args->n_inputs - 1;
+    int n = args->n_inputs - LIST;
     if (n % roles != 0)
         return xt_fail(ctx, XT_ARGUMENT, "the list holds %d tensors, wanted groups of %d", n,
                        roles);
     for (int i = 0; i < n; i++) {
         int role = i % roles, group = i / roles + 1;
-        const struct xt_tensor *t = args->inputs[1 + i], *p = args->inputs[1 + i - role];
+        const struct xt_tensor *t = args->inputs[LIST + i];
+        const struct xt_tensor *p = args->inputs[LIST + i - role];
         bool copy = role == roles - 1, state = role >= 2 && !copy;
         if (!t) {
             if (copy || (state && stateless)) continue;
@@ -143,6 +163,7 @@ static enum xt_status adamw_infer(struct xt_ctx *ctx, const struct xt_op *op,
     (void)op, (void)outputs;
     const union xt_attr *a = args->attrs;
     XT_TRY(want_norm(ctx, args->inputs[0]));
+    XT_TRY(want_scalars(ctx, args));
     XT_TRY(want_range(ctx, "lr", a[0].f, -INFINITY, INFINITY));
     XT_TRY(want_range(ctx, "beta1", a[1].f, 0, 1));
     XT_TRY(want_range(ctx, "beta2", a[2].f, 0, 1));
@@ -156,6 +177,9 @@ static enum xt_status adamw_infer(struct xt_ctx *ctx, const struct xt_op *op,
 
 static const struct xt_param adamw_params[] = {
     {.name = "norm", .kind = XT_P_TENSOR},
+    {.name = "lr_tensor", .kind = XT_P_TENSOR, .optional = true, .named = true},
+    {.name = "step_tensor", .kind = XT_P_TENSOR, .optional = true, .named = true},
+    {.name = "divisor", .kind = XT_P_TENSOR, .optional = true, .named = true},
     {.name = "params", .kind = XT_P_TENSORS},
     {.name = "lr", .kind = XT_P_REAL},
     {.name = "beta1", .kind = XT_P_REAL, .optional = true, .fallback = 0.9},
@@ -188,6 +212,7 @@ static enum xt_status sgd_infer(struct xt_ctx *ctx, const struct xt_op *op,
     (void)op, (void)outputs;
     const union xt_attr *a = args->attrs;
     XT_TRY(want_norm(ctx, args->inputs[0]));
+    XT_TRY(want_scalars(ctx, args));
     XT_TRY(want_range(ctx, "lr", a[0].f, -INFINITY, INFINITY));
     XT_TRY(want_range(ctx, "momentum", a[1].f, 0, INFINITY));
     XT_TRY(want_range(ctx, "weight_decay", a[4].f, 0, INFINITY));
@@ -201,6 +226,9 @@ static enum xt_status sgd_infer(struct xt_ctx *ctx, const struct xt_op *op,
 
 static const struct xt_param sgd_params[] = {
     {.name = "norm", .kind = XT_P_TENSOR},
+    {.name = "lr_tensor", .kind = XT_P_TENSOR, .optional = true, .named = true},
+    {.name = "step_tensor", .kind = XT_P_TENSOR, .optional = true, .named = true},
+    {.name = "divisor", .kind = XT_P_TENSOR, .optional = true, .named = true},
     {.name = "params", .kind = XT_P_TENSORS},
     {.name = "lr", .kind = XT_P_REAL},
     {.name = "momentum", .kind = XT_P_REAL, .optional = true},

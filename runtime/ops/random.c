@@ -186,7 +186,30 @@ static const struct xt_op xt_op_multinomial = {
     .infer = multinomial_infer,
 };
 
+/* ---- seed_mix -------------------------------------------------------------------------------- */
+
+static enum xt_status seed_mix_infer(struct xt_ctx *ctx, const struct xt_op *op,
+                                     const struct xt_args *args, struct xt_output *outputs) {
+    (void)op;
+    XT_TRY(want_seed(ctx, args->inputs[0]));
+    XT_TRY(want_seed(ctx, args->inputs[1]));
+    outputs->spec = (struct xt_spec){.dtype = XT_I64};
+    return XT_OK;
+}
+
+static const struct xt_param seed_mix_params[] = {
+    {.name = "seed", .kind = XT_P_SEED}, {.name = "a", .kind = XT_P_SEED}, {0}};
+
+static const struct xt_op xt_op_seed_mix = {
+    .name = "seed_mix",
+    .doc = "splitmix64(splitmix64(seed) XOR a), a 0-dim i64 tensor: xt.seed in a graph",
+    .params = seed_mix_params,
+    .n_outputs = 1,
+    .flags = XT_INTERNAL | XT_NO_GRADIENT,
+    .infer = seed_mix_infer,
+};
+
 xt_op_list xt_ops_random = {
-    &xt_op_dropout,     &xt_op_dropout_mask,  &xt_op_rand, &xt_op_randn,
-    &xt_op_multinomial, &xt_op_dropout_apply, NULL,
+    &xt_op_dropout,     &xt_op_dropout_mask,  &xt_op_rand,     &xt_op_randn,
+    &xt_op_multinomial, &xt_op_dropout_apply, &xt_op_seed_mix, NULL,
 };

@@ -30,9 +30,17 @@ struct adamw {
 
 static const struct adamw usual = {.1, .9, .999, 1e-8, 0, 1, 1, 0};
 
+/* norm, no tensors for lr, step and divisor, the list: as the fused updates take them. */
+static struct xt_tensor *const *spread(struct xt_tensor *const *in, int n) {
+    static struct xt_tensor *all[64];
+    all[0] = in[0];
+    memcpy(all + 4, in + 1, (size_t)(n - 1) * sizeof *all);
+    return all;
+}
+
 static const struct xt_op *adamw_args(struct xt_ctx *ctx, struct xt_args *args,
                                       const struct adamw *o, struct xt_tensor *const *in, int n) {
-    const struct xt_op *op = begin(ctx, args, "adamw", in, n);
+    const struct xt_op *op = begin(ctx, args, "adamw", spread(in, n), n + 3);
     args->attrs[0].f = o->lr;
     args->attrs[1].f = o->beta1;
     args->attrs[2].f = o->beta2;
@@ -143,7 +151,7 @@ static void sgd_follows_its_recurrence(void **state) {
                 p[i] -= .1 * g;
             }
             struct xt_args args;
-            const struct xt_op *op = begin(ctx, &args, "sgd", in, 5);
+            const struct xt_op *op = begin(ctx, &args, "sgd", spread(in, 5), 8);
             args.attrs[0].f = .1;
             args.attrs[1].f = momentum;
             args.attrs[2].f = dampening;
@@ -182,7 +190,8 @@ static void a_norm_that_is_not_finite_changes_nothing(void **state) {
         assert_values(ctx, in[5], (double[]){4, 4, 4}, 0);
         struct xt_args args;
         const struct xt_op *op =
-            begin(ctx, &args, "sgd", (struct xt_tensor *[]){in[0], in[1], in[2], NULL, in[5]}, 5);
+            begin(ctx, &args, "sgd",
+                  spread((struct xt_tensor *[]){in[0], in[1], in[2], NULL, in[5]}, 5), 8);
         args.attrs[0].f = .1;
         args.attrs[6].f = scales[k];
         ok(ctx, xt_call_run(ctx, op, &args, NULL));

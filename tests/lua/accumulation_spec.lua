@@ -22,7 +22,7 @@ local function whole_batch(step)
 end
 
 -- A run of a recipe inside this process: `sizes` are the rows of each micro-batch, or a number of
--- equal ones. Returns the losses, the gradients of the first step, and the parameters at the end.
+-- equal ones. Returns the losses and gradients of every step, and the parameters at the end.
 local function train(sizes, steps, more)
   if type(sizes) == "number" then
     local equal = {}
@@ -54,10 +54,9 @@ local function train(sizes, steps, more)
         { seed = xt.seed(run.seed, step, micro), reduction = "sum" })
       run:backward(sum, count)
     end
-    if step == 1 then
-      for _, param in ipairs(nn.params(model)) do
-        out.gradients[param.name] = (param.tensor.grad / run:divisor()):clone()
-      end
+    out.gradients[step] = {}
+    for _, param in ipairs(nn.params(model)) do
+      out.gradients[step][param.name] = param.tensor.grad / run:divisor()
     end
     local norm = opt:step(1e-3, { clip = 1.0 })
     run:log(step, { lr = 1e-3, grad_norm = norm })
@@ -77,8 +76,9 @@ end
 describe("accumulation", function()
   after_each(function() active.run = nil end)
 
-  it("of N micro-batches is the whole batch, over 20 steps, whatever the split", function()
+  it("of N micro-batches is the whole batch, at each of 20 steps, whatever the split", function()
     local one = train(1, 20)
+    assert.are.equal(20, #one.gradients)
     for _, sizes in ipairs { 2, 4, 8, { 1, 4, 3 } } do
       local many = train(sizes, 20)
       for step, loss in ipairs(one.losses) do
@@ -86,10 +86,13 @@ describe("accumulation", function()
         assert.is_true(math.abs(many.losses[step] - loss) <= 1e-6 * math.max(1, loss),
           ("step %d: %.9g, %.9g"):format(step, loss, many.losses[step]))
       end
-      for name, gradient in pairs(one.gradients) do
-        local largest = xt.amax(xt.abs(gradient)):item()
-        local worst = xt.amax(xt.abs(gradient - many.gradients[name])):item()
-        assert.is_true(worst <= 1e-5 * largest, ("%s: %g of %g"):format(name, worst, largest))
+      for step, gradients in ipairs(one.gradients) do
+        for name, gradient in pairs(gradients) do
+          local largest = xt.amax(xt.abs(gradient)):item()
+          local worst = xt.amax(xt.abs(gradient - many.gradients[step][name])):item()
+          assert.is_true(worst <= 1e-5 * largest,
+            ("step %d, %s: %g of %g"):format(step, name, worst, largest))
+        end
       end
     end
   end)

@@ -293,8 +293,92 @@ describe("attention with dropout of its probabilities", function()
   end)
 end)
 
+-- A decoder put together from ops alone, with the weights of `model` and no notion of groups:
+-- attend(q, k, v) mixes the values of one head, (B, S, 1, D) each. Returns the logits.
+local function plain_heads(model, ids, attend)
+  local op, o = xt.op, model.config
+  local function copy(weight) return nn.compute(weight, { dtype = o.dtype }) end
+  local function heads(x, weight)
+    return op.reshape(op.linear(x, copy(weight)), { ids.shape[1], ids.shape[2], o.heads,
+      o.head_dim })
+  end
+  local x = op.embedding(copy(model.embed.weight), ids)
+  for _, block in ipairs(model.blocks) do
+    local attn, mlp = block.attn, block.mlp
+    local y = op.rmsnorm(x, block.attn_norm.weight, o.eps)
+    local q, k, v = heads(y, attn.wq), heads(y, attn.wk), heads(y, attn.wv)
+    q = op.rope(op.rmsnorm(q, attn.q_norm.weight, o.eps), { theta = o.rope_theta })
+    k = op.rope(op.rmsnorm(k, attn.k_norm.weight, o.eps), { theta = o.rope_theta })
+    local mixed = {}
+    for h = 1, o.heads do
+      mixed[h] = attend(op.slice(q, 3, h, h), op.slice(k, 3, h, h), op.slice(v, 3, h, h))
+    end
+    local all = op.reshape(op.concat(mixed, 3), { ids.shape[1], ids.shape[2],
+      o.heads * o.head_dim })
+    x = op.add(x, op.linear(all, copy(attn.wo)))
+    y = op.rmsnorm(x, block.mlp_norm.weight, o.eps)
+    y = op.swiglu(op.linear(y, copy(mlp.gate)), op.linear(y, copy(mlp.up)))
+    x = op.add(x, op.linear(y, copy(mlp.down)))
+  end
+  return op.linear(op.rmsnorm(x, model.norm.weight, o.eps), copy(model.head.weight))
+end
+
 describe("grouped heads", function()
-  it("with one query head a group are plain heads, bit for bit", function()
+  -- Logits, and after the backward of a weighted sum of them the gradient of every parameter.
+  local function results(model, ids, logits_of)
+    for _, param in ipairs(nn.params(model)) do param.tensor:zero_grad() end
+    local logits = logits_of(ids)
+    logits:backward(xt.randn(logits.shape, { seed = 2, dtype = logits.dtype }))
+    local out = { logits = logits:detach() }
+    for _, param in ipairs(nn.params(model)) do
+      out[param.name] = assert(param.tensor.grad, param.name):clone()
+    end
+    return out
+  end
+
+  for _, impl in ipairs { "composed", "flash" } do
+    for _, dtype in ipairs { "f32", "bf16" } do
+      it(("with one query head a group are heads one by one, bit for bit: %s, %s"):format(impl,
+        dtype), function()
+        local model = model_of("qwen3", { kv_heads = 4, attention = impl, dtype = dtype })
+        local ids = batch(4)
+        local grouped = results(model, ids, model)
+        local alone = results(model, ids, function(x)
+          return plain_heads(model, x, function(q, k, v)
+            return xt.op.attention(q, k, v, { causal = true, impl = impl })
+          end)
+        end)
+        for name, t in pairs(alone) do
+          assert.are.equal(t:digest(), grouped[name]:digest(), name)
+        end
+      end)
+    end
+  end
+
+  -- The softmax of attention and the op of that name round differently, once an element; then f32
+  -- sums of at most 2 x 24 terms in two layers.
+  it("with one query head a group are the textbook's attention, to the rounding of f32", function()
+    local model = model_of("qwen3", { kv_heads = 4 })
+    local ids = batch(4)
+    local places = xt.arange(ids.shape[2])
+    local future = xt.lt(places:reshape { -1, 1 }, places:reshape { 1, -1 })
+    local grouped = results(model, ids, model)
+    local textbook = results(model, ids, function(x)
+      return plain_heads(model, x, function(q, k, v)
+        local function rows(t) return xt.op.select(t, 3, 1) end
+        local scores = xt.op.matmul(rows(q), rows(k):transpose(2, 3)) / math.sqrt(q.shape[4])
+        local probs = xt.op.softmax(xt.op.masked_fill(scores, future, -math.huge), -1)
+        return xt.op.stack({ xt.op.matmul(probs, rows(v)) }, 3)
+      end)
+    end)
+    for name, t in pairs(textbook) do
+      local largest = xt.amax(xt.abs(t)):item()
+      local worst = xt.amax(xt.abs(t - grouped[name])):item()
+      assert.is_true(worst <= 5e-6 * largest, ("%s: %g of %g"):format(name, worst, largest))
+    end
+  end)
+
+  it("as many as heads is what kv_heads is when left out, through training", function()
     for _, impl in ipairs { "composed", "flash" } do
       local o = with(ALL, { attention = impl })
       local plain = trace(model_of("qwen3", with(o, { kv_heads = false })), 3)

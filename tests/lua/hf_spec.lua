@@ -184,6 +184,15 @@ describe("hf", function()
     assert.are.equal(config, read(dir .. "/config.json"))
   end)
 
+  it("names a third argument that is no tokenizer, such as the config that load returns", function()
+    assert(xt.hf.save(dir, model_of()))
+    for _, wrong in ipairs { select(2, xt.hf.load(dir)), "tokenizer.json", 1, true } do
+      local ok, message = pcall(xt.hf.save, dir, model_of(), wrong)
+      assert.is_false(ok)
+      assert.matches("hf.save: the tokenizer is a %w+, wanted one of xt.tokenizer", message)
+    end
+  end)
+
   it("saves in bf16, half the bytes, and loads masters of f32", function()
     local model = model_of()
     assert(xt.hf.save(dir, model, nil, { dtype = "bf16" }))
@@ -216,7 +225,17 @@ describe("hf", function()
       assert.matches(pattern, message)
     end
     refuse("model_type 'mamba'", function(c) c.model_type = "mamba" end)
-    refuse("rope_type 'llama3'", function(c) c.rope_parameters.rope_type = "llama3" end)
+    for _, kind in ipairs { "linear", "dynamic", "yarn", "longrope", "llama3", "proportional" } do
+      refuse("rope_type '" .. kind .. "' of rope_parameters is not supported", function(c)
+        c.rope_parameters = { rope_type = kind, rope_theta = 1e4, factor = 2.0 }
+      end)
+      for _, spelling in ipairs { "type", "rope_type" } do
+        refuse("rope_type '" .. kind .. "' of rope_scaling is not supported", function(c)
+          c.rope_parameters = nil
+          c.rope_scaling = { [spelling] = kind, factor = 2.0 }
+        end)
+      end
+    end
     refuse("attention_bias is true, which is not supported; wanted false", function(c)
       c.attention_bias = true
     end)
@@ -254,6 +273,44 @@ describe("hf", function()
     local model, message = xt.hf.load(dir .. "-none")
     assert.is_nil(model)
     assert.matches("none", message)
+  end)
+
+  it("keeps the ids that begin and end a text, through a load and a save", function()
+    local function ids_after(model, change)
+      assert(xt.hf.save(dir, model))
+      if change then
+        edit_config(dir, change)
+        local again = assert(xt.hf.load(dir))
+        assert(xt.hf.save(dir, again))
+      end
+      local config = xt.json.decode(read(dir .. "/config.json"))
+      return { config.bos_token_id, config.eos_token_id, config.pad_token_id }
+    end
+    local null = xt.json.null
+    for _, model in ipairs { model_of(), gpt2_of(), xt.models.llama { vocab = 19, dim = 16,
+      layers = 1, heads = 2, ffn = 24 } } do
+      -- Absent, transformers would take the family's: 1 and 2 for Llama, 50256 for GPT-2.
+      assert.are.same({ null, null, null }, ids_after(model))
+      assert.are.same({ null, null, null }, ids_after(model, function(c)
+        c.bos_token_id, c.eos_token_id, c.pad_token_id = null, null, null
+      end))
+      assert.are.same({ 3, { 5, 7 }, 0 }, ids_after(model, function(c)
+        c.bos_token_id, c.eos_token_id, c.pad_token_id = 3, { 5, 7 }, 0
+      end))
+      assert.are.same({ null, 4, null }, ids_after(model, function(c)
+        c.bos_token_id, c.eos_token_id, c.pad_token_id = nil, 4, nil
+      end))
+    end
+    assert.are.same({ 50256, 50256, null }, ids_after(gpt2_of { vocab = 50257, dim = 4 }))
+    assert.are.same({ null, null, null }, ids_after(gpt2_of { vocab = 50257, dim = 4 },
+      function(c) c.bos_token_id, c.eos_token_id = null, null end))
+    for _, wrong in ipairs { "two", -1, 1.5, {}, { 1, "b" } } do
+      assert(xt.hf.save(dir, model_of()))
+      edit_config(dir, function(c) c.eos_token_id = wrong end)
+      local model, message = xt.hf.load(dir)
+      assert.is_nil(model)
+      assert.matches("config.json: eos_token_id is", message)
+    end
   end)
 
   it("state gives parameters or gradients by their names", function()

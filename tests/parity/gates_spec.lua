@@ -158,33 +158,40 @@ describe("gate:", function()
     if not ok then error(message, 0) end
   end)
 
-  -- Gradients: 1e-2 for 99 of 100 entries of every matrix. The rest, and the gains, of few entries:
-  -- 2.5e-2, as bf16 has 8 bits, and PyTorch's own bf16 differs from its f32 by up to 2.3e-2 on this
-  -- qwen3.
-  for _, kind in ipairs { "qwen3", "gpt2" } do
-    it(kind .. " in bf16 beside f32: loss 1.2e-4, logits and gradients p99", function()
-      local o = { vocab = 200, dim = 128, layers = 2, heads = 4, ffn = 256, seed = 7 }
-      local full = xt.models[kind](o)
-      o.dtype = "bf16"
-      local half = xt.models[kind](o)
-      full:train()
-      half:train()
-      local ids, labels = ids_of(4, 48, 200, 1), ids_of(4, 48, 200, 2)
-      local a, b = full(ids):detach(), xt.cast(half(ids), "f32"):detach()
-      assert_below(6.8e-3, p99(a, b), "logits, 99 of 100")
-      local loss, loss16 = full:loss(ids, labels), half:loss(ids, labels)
-      assert_below(1.2e-4, math.abs(loss:item() - loss16:item()) / loss:item(), "loss")
-      loss:backward()
-      loss16:backward()
-      local grads, grads16 = grads_of(full), grads_of(half)
-      for name, grad in pairs(grads) do
-        if not name:find "qkv%.bias" then -- GPT-2's key biases have noise for a gradient
-          local largest = xt.amax(xt.abs(grad)):item()
-          if grad.ndim == 2 then
-            assert_below(1e-2, p99(grads16[name], grad) / largest, "gradient of " .. name)
+  -- The gradient as one vector is within 1e-2 of its length, and 99 of 100 entries of each matrix
+  -- within 1e-2 of its largest. For single entries that is out of reach of any bf16: with weights
+  -- alone rounded and all else in f32 they move by 0.8e-2 on this qwen3, with forward alone rounded
+  -- by 1.4e-2. The worst of all, PyTorch's too, stays below 2.5e-2 (docs/performance.md).
+  for _, kind in ipairs { "qwen3", "llama", "gpt2" } do
+    it(kind .. " in bf16 beside f32: loss 1.2e-4, logits 6.8e-3, gradients 1e-2", function()
+      for seed = 7, 9 do
+        local o = { vocab = 200, dim = 128, layers = 2, heads = 4, ffn = 256, seed = seed }
+        local full = xt.models[kind](o)
+        o.dtype = "bf16"
+        local half = xt.models[kind](o)
+        full:train()
+        half:train()
+        local ids, labels = ids_of(4, 48, 200, 2 * seed), ids_of(4, 48, 200, 2 * seed + 1)
+        local a, b = full(ids):detach(), xt.cast(half(ids), "f32"):detach()
+        assert_below(6.8e-3, p99(a, b), "logits, 99 of 100")
+        local loss, loss16 = full:loss(ids, labels), half:loss(ids, labels)
+        assert_below(1.2e-4, math.abs(loss:item() - loss16:item()) / loss:item(), "loss")
+        loss:backward()
+        loss16:backward()
+        local grads, grads16 = grads_of(full), grads_of(half)
+        local apart, whole = 0, 0 -- squares of lengths
+        for name, grad in pairs(grads) do
+          apart = apart + xt.norm(grads16[name] - grad):item() ^ 2
+          whole = whole + xt.norm(grad):item() ^ 2
+          if not name:find "qkv%.bias" then -- GPT-2's key biases have noise for a gradient
+            local largest = xt.amax(xt.abs(grad)):item()
+            if grad.ndim == 2 then
+              assert_below(1e-2, p99(grads16[name], grad) / largest, "gradient of " .. name)
+            end
+            assert_below(2.5e-2, difference(grads16[name], grad), "gradient of " .. name)
           end
-          assert_below(2.5e-2, difference(grads16[name], grad), "gradient of " .. name)
         end
+        assert_below(1e-2, math.sqrt(apart / whole), "the gradient")
       end
     end)
   end
@@ -231,27 +238,40 @@ describe("gate:", function()
     assert_below(2.05, peak("flash", 2048) / peak("flash", 1024), "growth")
   end)
 
-  -- A change of these values means that initial values, names or the file's layout changed: saves
+  -- A change of these files means that initial values, names or the file's layout changed: saves
   -- and exports of before are then no longer what a fresh run makes.
   describe("an export by a fixed seed is the committed file:", function()
-    local wanted = {
-      qwen3 = "f0c2440ad724477f", llama = "12df424f969c8105", gpt2 = "d1645d2d7dff579b",
-    }
-    for kind, hash in pairs(wanted) do
+    local wanted = {} -- exports.sha256 is what sha256sum -c reads: NAME/FILE
+    for line in assert(file.read "tests/parity/exports.sha256"):gmatch "[^\n]+" do
+      local sum, kind, name = line:match "^(%x+)  (%w+)/([%w.]+)$"
+      wanted[kind] = wanted[kind] or {}
+      wanted[kind][name] = sum
+    end
+
+    local function sha256(path)
+      -- Under the sanitizers their library is preloaded, and would judge sha256sum's own leaks.
+      local pipe = assert(io.popen(("LD_PRELOAD= sha256sum '%s'"):format(path)))
+      local sum = pipe:read "a":match "^(%x+) "
+      pipe:close()
+      return sum
+    end
+
+    for _, kind in ipairs { "gpt2", "llama", "qwen3" } do
       it(kind, function()
         local dir = os.tmpname()
         os.remove(dir)
+        finally(function() file.remove_tree(dir) end)
         local model = xt.models[kind] { vocab = 64, dim = 32, layers = 2, heads = 4, ffn = 48,
           tied = true, context = 64, seed = 2024 }
-        local contents = {}
-        for i = 1, 2 do
+        for _ = 1, 2 do -- the second time over what is there
           assert(xt.hf.save(dir, model, nil, { dtype = "bf16" }))
-          contents[i] = assert(file.read(dir .. "/model.safetensors"))
-            .. assert(file.read(dir .. "/config.json"))
-          file.remove_tree(dir)
+          local names = {}
+          for name, sum in pairs(wanted[kind]) do
+            assert.are.equal(sum, sha256(dir .. "/" .. name), name)
+            names[#names + 1] = name
+          end
+          assert.are.equal(#names, #file.list(dir))
         end
-        assert.are.equal(contents[1], contents[2])
-        assert.are.equal(hash, ("%016x"):format(core.hash(contents[1])))
       end)
     end
   end)

@@ -19,7 +19,8 @@ function M.options(more)
   local known = { vocab = options.size, dim = options.size, layers = options.size,
     heads = options.size, context = options.optional_size, tied = false, dropout = 0.0,
     embed_dropout = 0.0, attention_dropout = 0.0, seed = options.optional, recompute = "none",
-    attention = "auto", dtype = "f32", device = options.optional }
+    attention = "auto", dtype = "f32", device = options.optional,
+    special_ids = options.optional } -- of a config.json that was loaded, to be written again
   for name, default in pairs(more) do known[name] = default end
   return known
 end
@@ -102,6 +103,7 @@ function language:hidden(ids, opts)
     fail(self.kind .. ": dropout in training mode needs a seed: model:loss(ids, labels, "
       .. "{seed = xt.seed(run.seed, step, micro)})")
   end
+  if xt.core.graph_recording() then require("xtrain.graph").name_params(nn.params(self)) end
   local x = self:start(ids, cache)
   if seed then x = xt.dropout(x, config.embed_dropout, xt.seed(seed, 0, M.SITE_EMBED)) end
   local recompute = self.training and not cache and config.recompute
@@ -128,13 +130,14 @@ end
 local loss_options = { seed = options.optional, reduction = "mean" }
 
 -- labels (B, S): labels[b][s] follows ids[b][s]; -100 is ignored. Returns the loss and the number
--- of labels that count.
+-- of labels that count; in a graph as a 0-dim tensor.
 function language:loss(ids, labels, given)
   local o = options.read("loss", given, loss_options)
   local x = self:hidden(ids, o)
   local loss = xt.linear_cross_entropy(x, nn.compute(self.head.weight, x), labels,
     { reduction = o.reduction })
-  return loss, xt.count_valid(labels):item()
+  local count = xt.count_valid(labels)
+  return loss, xt.core.graph_recording() and count or count:item()
 end
 
 -- A cache for `rows` tokens to begin with: model(ids, {cache = cache}) continues after what it

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
 """Encoding speed here and in the `tokenizers` package, in turn on the same machine and text.
 
-Usage: python tokenizers.py TOKENIZER.json TEXT [XTRAIN] [--rounds N] [--megabytes N]
+Usage: python encoding.py TOKENIZER.json TEXT [XTRAIN] [--rounds N] [--megabytes N]
 
 Needs the `tokenizers` package, which the product itself does not. One thread on both sides; all
 ids are compared. Text is repeated, its lines shifted, up to the size asked for. `encode` makes a
 list of ids in the script's language; `bulk` is encode_bytes, which `xtrain tokenize` uses. Times
 are CPU time, so that other programs matter less; the median over rounds, in MB/s.
 """
-import argparse, os, statistics, subprocess, sys, tempfile, time
+import argparse, os, statistics, subprocess, tempfile, time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-sys.path = [p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))]  # not this file
 import tokenizers  # noqa: E402
 
 parser = argparse.ArgumentParser()
