@@ -18,7 +18,6 @@ enum xtbind_ctrl_c {
 };
 /* Calls what lies on the stack. Returns Lua's status; a failure leaves what the handler made of the
    message on top. The handler is at index `handler`, or 0 for none. May be nested. */
-int xtbind_protected(lua_State *L, int arguments, int results, int handler,
-                     enum xtbind_ctrl_c how);
+int xtbind_protected(lua_State *L, int arguments, int results, int handler, enum xtbind_ctrl_c how);
 
 #endif

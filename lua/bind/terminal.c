@@ -1,6 +1,6 @@
 /*
- * terminal.c: the module xtrain.core.terminal, which the program alone has: lines read with libedit,
- * and calls that Ctrl-C stops. What the prompt is lies in lua/xtrain/prompt.lua.
+ * terminal.c: the module xtrain.core.terminal, which the program alone has: lines read with
+ * libedit, and calls that Ctrl-C stops. What the prompt is lies in lua/xtrain/prompt.lua.
  */
 #include <errno.h>
 #include <histedit.h>
@@ -247,12 +247,9 @@ static int is_terminal(lua_State *L) {
 }
 
 int xtbind_terminal(lua_State *L) {
-    static const luaL_Reg functions[] = {{"read", read_line},
-                                         {"remember", remember},
-                                         {"protected", protected_call},
-                                         {"size", size},
-                                         {"is_terminal", is_terminal},
-                                         {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"read", read_line},           {"remember", remember},
+                                         {"protected", protected_call}, {"size", size},
+                                         {"is_terminal", is_terminal},  {NULL, NULL}};
     struct terminal *t = lua_newuserdatauv(L, sizeof *t, 0);
     *t = (struct terminal){.edit = NULL};
     lua_createtable(L, 0, 1);

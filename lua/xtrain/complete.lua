@@ -57,8 +57,8 @@ end
 local function opening(text)
   for first = #text, 1, -1 do
     if text:find("^[%(%[{]", first) then
-      local open = scan(text:sub(first))
-      if open and #open == 0 then return first end
+      local open = scan(text:sub(first, -2))
+      if open and #open == 1 and open[1].at == 1 then return first end
     end
   end
 end
@@ -98,11 +98,12 @@ local function value_of(text, scope)
   local last = text:sub(-1)
   if last == ")" or last == "}" or last == '"' or last == "'" then
     local first = opening(text)
-    if last == '"' or last == "'" then first = text:match("()" .. last .. "[^" .. last .. "]*.$") end
+    local is_string = last == '"' or last == "'"
+    if is_string then first = text:match("()" .. last .. "[^" .. last .. "]*.$") end
     if not first then return nil end
     local before = text:sub(1, first - 1):gsub("%s+$", "")
     if not before:find "[%w_%)%]}]$" then
-      if last == '"' or last == "'" then return "" end
+      if is_string then return "" end
       if last == ")" then return value_of(text:sub(first + 1, -2):gsub("%s+$", ""), scope) end
       return nil
     end

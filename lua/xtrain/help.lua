@@ -187,8 +187,8 @@ end
 function M.text(what, name)
   if what == nil or what == xt then return overview end
   if type(what) == "string" then return of_name(what) end
-  for name in pairs(builtin) do
-    if rawget(xt, name) == what then return of_name(name) end
+  for known in pairs(builtin) do
+    if rawget(xt, known) == what then return of_name(known) end
   end
   return of_value(what, name)
 end

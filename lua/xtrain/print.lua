@@ -204,6 +204,13 @@ local function text_of(t)
 end
 
 -- text(t): all that the prompt shows of a tensor. Nothing of it is recorded or trapped.
-function M.text(t) return core.quietly(text_of, t) end
+function M.text(t)
+  if t.numel > 0 then -- what has no value yet, in a graph, says so
+    local first = {}
+    for d = 1, t.ndim do first[d] = 1 end
+    core.at(t, table.unpack(first))
+  end
+  return core.quietly(text_of, t)
+end
 
 return M

@@ -85,8 +85,8 @@ function M.report(message, level)
   local path, number = message:match "^(.-):(%d+): "
   local frames = {}
   for at = (level or 1) + 1, 200 do
-    local info = debug.getinfo(at, "Sln")
-    if not info then break end
+    local info = debug.getinfo(at, "Slnf")
+    if not info or info.func == M.protected then break end
     if info.currentline > 0 and not is_library(info.source)
       and info.source:sub(1, 1) ~= "[" then
       frames[#frames + 1] = info
@@ -120,7 +120,10 @@ end
 
 -- protected(fn, ...) -> true, results; or false, report. Ctrl-C stops fn.
 function M.protected(fn, ...)
-  local handler = function(message) return M.report(message, 2) end
+  local handler = function(message)
+    local text = M.report(message, 2) -- no tail call: levels are counted from here
+    return text
+  end
   if terminal then return terminal.protected(handler, fn, ...) end
   return xpcall(fn, handler, ...)
 end

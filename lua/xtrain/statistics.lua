@@ -1,6 +1,7 @@
 -- Minimum, maximum, mean, standard deviation, NaNs and infinities of a tensor, at a bounded cost:
--- exact up to MOST_EXACT elements in memory, of a fixed sample beyond. An expanded dimension repeats
--- the same elements and is counted without being read. Only finite elements enter the first four.
+-- exact up to MOST_EXACT elements in memory, of a fixed sample beyond. An expanded dimension
+-- repeats the same elements and is counted without being read. Only finite elements enter the
+-- first four.
 --
 -- Everything on the tensor's device goes through ops, in pieces of CHUNK elements, so that a GPU
 -- does it too and little memory is taken; few elements are read one by one.

@@ -247,7 +247,7 @@ local function farewell()
   local own = active.run and active.run.own
   if not own or not own.recipe_path or not active.run.out then return end
   if own.saved then
-    io.stderr:write(("the last save is of step %d; to go on from it: xtrain %s out=%s resume=auto\n")
+    io.stderr:write(("the last save is of step %d; to go on: xtrain %s out=%s resume=auto\n")
       :format(own.saved, own.recipe_path, active.run.out))
   else
     io.stderr:write("nothing was saved yet\n")
