@@ -120,7 +120,7 @@ local function replay(run, from, to)
   local out = os.tmpname()
   os.remove(out)
   local wanted = { out = out, save = from and from.dir, last = to.step, chain = {},
-    options = to.info.options }
+    options = to.info.options, run = run }
   local arguments = rawget(_G, "arg")
   rawset(_G, "arg", { [0] = path })
   active.replay = wanted
