@@ -253,7 +253,7 @@ static int detach(lua_State *L) {
 }
 
 /* t:to("bf16"), t:to("cpu"), t:to("cpu", "bf16") in any order. A variable's half-width copy is its
-   compute copy. What is so already is returned itself. No gradient crosses from device to device. */
+   compute copy. What is so already is returned itself. No gradient crosses to another device. */
 static int to(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_tensor *t = self_of(L, b), *out = NULL;

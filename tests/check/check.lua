@@ -240,7 +240,8 @@ local function check_prefix()
   for object, name in capture("nm -A -g --defined-only " .. archive)
     :gmatch("[^\n]-:([%w_.-]+):%x+ %a ([%w_.]+)\n") do
     -- _Z and a length come before the name of a C++ function.
-    if not name:gsub("^_Z%d+", ""):find("^xt_") then found[#found + 1] = source_of(object) .. ": " .. name end
+    local plain = name:gsub("^_Z%d+", "")
+    if not plain:find("^xt_") then found[#found + 1] = source_of(object) .. ": " .. name end
   end
   return found
 end
