@@ -193,7 +193,7 @@ enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
 /* grad_in: what the record's rule gave, before it is handed on. */
 enum xt_status xt_observe_record(struct xt_ctx *ctx, const struct xt_call *call,
                                  struct xt_tensor *const *grad_in);
-enum xt_status xt_observe_end(struct xt_ctx *ctx); /* a backward has ended well */
+enum xt_status xt_observe_end(struct xt_ctx *ctx, bool as_values); /* a backward has ended */
 
 /* trap.c: fails, or notes, when a result is not finite. Only while the trap is on. */
 enum xt_status xt_trap_check(struct xt_ctx *ctx, const struct xt_slot *slot,

@@ -50,6 +50,7 @@ static enum xt_status tell(struct xt_ctx *ctx, const struct xt_seen *seen) {
 enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
                                const struct xt_args *args, struct xt_tensor **outputs) {
     int n_out = op->n_outputs - op->n_hidden;
+    if (ctx->graph) return XT_OK; /* what is being recorded has no bytes yet */
     const struct xt_call *rule = ctx->walk ? ctx->walk->call : NULL;
     const struct xt_call *maker = n_out && outputs[0] ? outputs[0]->maker : NULL;
     struct xt_seen seen = {
@@ -63,6 +64,9 @@ enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
         .in = args->inputs,
         .out = outputs,
     };
+    const struct xt_slot *slot = xt_slot_find(ctx, op);
+    for (int i = 0; i < args->n_inputs && i < 64; i++)
+        if (xt_slot_writes(slot, i)) seen.written |= UINT64_C(1) << i;
     enum xt_status status = tell(ctx, &seen);
     for (int k = 0; k < n_out && status != XT_OK; k++) {
         xt_tensor_release(ctx, outputs[k]);
@@ -73,6 +77,7 @@ enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
 
 enum xt_status xt_observe_record(struct xt_ctx *ctx, const struct xt_call *call,
                                  struct xt_tensor *const *grad_in) {
+    if (ctx->graph) return XT_OK;
     size_t n = (size_t)call->n_inputs;
     struct xt_tensor **grads = xt_host_alloc(ctx, n * sizeof *grads);
     struct xt_source *from = xt_host_alloc(ctx, n * sizeof *from);
@@ -93,6 +98,7 @@ enum xt_status xt_observe_record(struct xt_ctx *ctx, const struct xt_call *call,
         .rule = call->slot->op,
         .where = call->where,
         .number = call->number,
+        .as_values = ctx->walk->as_values,
         .n_in = call->n_inputs,
         .n_out = call->n_outputs - call->slot->op->n_hidden,
         .in = call->in,
@@ -108,6 +114,11 @@ done:
     return status;
 }
 
-enum xt_status xt_observe_end(struct xt_ctx *ctx) {
-    return tell(ctx, &(struct xt_seen){.kind = XT_SEEN_END, .where = xt_here(ctx)});
+enum xt_status xt_observe_end(struct xt_ctx *ctx, bool as_values) {
+    return tell(
+        ctx, &(struct xt_seen){.kind = XT_SEEN_END, .where = xt_here(ctx), .as_values = as_values});
+}
+
+struct xt_tensor *xt_leaf_grad(const void *leaf) {
+    return ((const struct xt_leaf *)leaf)->grad;
 }

@@ -789,7 +789,7 @@ static enum xt_status start(struct xt_ctx *ctx, const char *who, struct xt_walk 
     status = walk_back(ctx, output, seed, retain);
     xt_no_grad_pop(ctx);
     ctx->walk = NULL;
-    if (status == XT_OK && ctx->observe) status = xt_observe_end(ctx);
+    if (status == XT_OK && ctx->observe) status = xt_observe_end(ctx, walk->as_values);
     return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, who);
 }
 

@@ -288,7 +288,9 @@ struct xt_seen {
     const struct xt_op *rule; /* of the record that a backward passes; NULL in forward */
     struct xt_where where;    /* the line; in a backward, that of the record */
     int64_t number;           /* of the record; 0: none was made */
+    bool as_values;           /* of a backward: it is xt_grad, which leaves variables alone */
     int n_in, n_out;
+    uint64_t written; /* mask of the inputs that a call has written, of the first 64 */
     struct xt_tensor *const *in, *const *out;           /* of a record: what it kept */
     struct xt_tensor *const *grad_in, *const *grad_out; /* of a record */
     const struct xt_source *from;                       /* n_in, of a record */
@@ -297,6 +299,9 @@ struct xt_seen {
    recorded nor told. */
 typedef enum xt_status xt_observe_fn(void *user, struct xt_ctx *ctx, const struct xt_seen *seen);
 void xt_observe(struct xt_ctx *ctx, xt_observe_fn *fn, void *user); /* fn NULL: nobody looks */
+/* The gradient of the variable that stands in an xt_source; only while that is told of, or at the
+   end of the same backward. Borrowed; NULL when there is none. */
+struct xt_tensor *xt_leaf_grad(const void *leaf);
 
 /* ---- graphs (design, section 4) ------------------------------------------------------------- */
 

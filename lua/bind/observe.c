@@ -2,8 +2,9 @@
  * observe.c: the runtime's observer as one Lua function, the trap, statistics; for xtrain.debug.
  *
  * The function gets a table an event: {kind = "call"|"record"|"end", op, rule, where, number,
- * n_in, n_out, inputs, outputs, grads_in, grads_out, from}. Tensors there share the bytes but have
- * no history; places where there is none are empty. What it raises makes the op fail.
+ * as_values, written, n_in, n_out, names, inputs, outputs, grads_in, grads_out, leaves, from}.
+ * Tensors there share the bytes but have no history; places where there is none are empty. What it
+ * raises makes the op fail.
  */
 #include <string.h>
 
@@ -30,9 +31,8 @@ static void set_where(lua_State *L, struct xt_where where) {
 /* A field of the table on top: the tensors, without history, at their places from 1. */
 static void set_tensors(lua_State *L, struct xtbind *b, const char *name,
                         struct xt_tensor *const *list, int n) {
-    if (!list) return;
     lua_createtable(L, n, 0);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && list; i++) {
         struct xt_tensor **box, *alias = NULL;
         if (!list[i]) continue;
         box = xtbind_box(L, b);
@@ -41,6 +41,20 @@ static void set_tensors(lua_State *L, struct xtbind *b, const char *name,
         lua_rawseti(L, -2, i + 1);
     }
     lua_setfield(L, -2, name);
+}
+
+/* The names of the parameters that the inputs are for. */
+static void set_names(lua_State *L, const struct xt_op *op, int n) {
+    int i = 0;
+    lua_createtable(L, n, 0);
+    for (const struct xt_param *p = op->params; p->name && i < n; p++) {
+        if (p->kind != XT_P_TENSOR && p->kind != XT_P_TENSORS && p->kind != XT_P_SEED) continue;
+        do {
+            lua_pushstring(L, p->name);
+            lua_rawseti(L, -2, ++i);
+        } while (p->kind == XT_P_TENSORS && i < n);
+    }
+    lua_setfield(L, -2, "names");
 }
 
 /* {number, output, leaf, added} for each input of a record. */
@@ -86,6 +100,8 @@ static int call_observer(lua_State *L) {
     lua_pushstring(L, kinds[seen->kind]);
     lua_setfield(L, -2, "kind");
     set_where(L, seen->where);
+    lua_pushboolean(L, seen->as_values);
+    lua_setfield(L, -2, "as_values");
     if (seen->kind != XT_SEEN_END) {
         lua_pushstring(L, seen->op->name);
         lua_setfield(L, -2, "op");
@@ -95,6 +111,7 @@ static int call_observer(lua_State *L) {
         lua_setfield(L, -2, "n_in");
         lua_pushinteger(L, seen->n_out);
         lua_setfield(L, -2, "n_out");
+        set_names(L, seen->op, seen->n_in);
         set_tensors(L, b, "inputs", seen->in, seen->n_in);
         set_tensors(L, b, "outputs", seen->out, seen->n_out);
         set_tensors(L, b, "grads_in", seen->grad_in, seen->n_in);
@@ -105,6 +122,8 @@ static int call_observer(lua_State *L) {
         lua_setfield(L, -2, "rule");
     }
     if (seen->kind == XT_SEEN_CALL) set_leaves(L, seen->in, seen->n_in);
+    lua_pushinteger(L, (lua_Integer)seen->written);
+    lua_setfield(L, -2, "written");
     if (seen->from) set_sources(L, seen->from, seen->n_in);
     lua_call(L, 1, 0);
     return 0;
@@ -177,6 +196,17 @@ static int leaf(lua_State *L) {
     return 1;
 }
 
+/* leaf_storage(leaf): the number of the storage of a variable's gradient, or nil; for a leaf of the
+   event that is being told. */
+static int leaf_storage(lua_State *L) {
+    bind_of(L);
+    luaL_checktype(L, 1, LUA_TLIGHTUSERDATA);
+    const struct xt_tensor *grad = xt_leaf_grad(lua_touserdata(L, 1));
+    if (!grad) return 0;
+    lua_pushinteger(L, grad->storage->number);
+    return 1;
+}
+
 /* storage(t): the number of its storage, and the version, which grows with each write in place. */
 static int storage(lua_State *L) {
     bind_of(L);
@@ -208,9 +238,9 @@ static int trap_found(lua_State *L) {
 
 void xtbind_open_observe(lua_State *L, struct xtbind *b) {
     static const luaL_Reg private[] = {
-        {"observe", observe},       {"stats", stats}, {"leaf", leaf},
-        {"storage", storage},       {"trap", trap},   {"trap_note", trap_note},
-        {"trap_found", trap_found}, {NULL, NULL}};
+        {"observe", observe},           {"stats", stats},           {"leaf", leaf},
+        {"leaf_storage", leaf_storage}, {"storage", storage},       {"trap", trap},
+        {"trap_note", trap_note},       {"trap_found", trap_found}, {NULL, NULL}};
     lua_getfield(L, -1, "core");
     lua_pushlightuserdata(L, b);
     luaL_setfuncs(L, private, 1);

@@ -9,6 +9,8 @@ local core = require "xtrain.core"
 
 local M = {}
 
+local NAMED = 4 -- parameters that a report names
+
 function M.is_finite(x) return x == x and x ~= math.huge and x ~= -math.huge end
 
 -- A number as people write it: NaN, inf, -inf.
@@ -36,8 +38,22 @@ local function look(run)
   return wrong, bits_of(loss or 0.0, norms)
 end
 
+-- "a, b and 3 more" of the parameters that hold a NaN or an infinity themselves, or nil.
+local function bad_parameters(own)
+  local names = {}
+  for _, optimizer in ipairs(own.optimizers) do
+    for _, param in ipairs(optimizer.params) do
+      local stats = core.stats(param.tensor)
+      if stats.finite < stats.n then names[#names + 1] = param.name end
+    end
+  end
+  if #names == 0 then return nil end
+  local text = table.concat(names, ", ", 1, math.min(#names, NAMED))
+  return #names > NAMED and ("%s and %d more"):format(text, #names - NAMED) or text
+end
+
 -- The report of a step that was made again.
-local function report(search, bits)
+local function report(own, search, bits)
   local found = core.trap_found()
   local lines = { ("step %d: %s"):format(search.step, search.wrong) }
   if found then
@@ -46,6 +62,8 @@ local function report(search, bits)
   else
     lines[2] = "  every value that forward and backward made is finite: the sum itself overflowed"
   end
+  local bad = bad_parameters(own)
+  if bad then lines[#lines + 1] = "  not finite before the step: " .. bad end
   if bits ~= search.bits then
     lines[#lines + 1] = "  made again, the step came out differently: it depends on something "
       .. "besides step and micro-batch, and this may be another fault"
@@ -67,7 +85,7 @@ function M.again(run)
   local own = run.own
   if own.search then
     local _, bits = look(run)
-    local text, found = report(own.search, bits)
+    local text, found = report(own, own.search, bits)
     core.trap_note(false)
     own.search = nil
     run:note_nonfinite(text, found)
@@ -99,7 +117,7 @@ function M.after_replay(run, norm, loss_of)
       after[i] = sum:item()
     end
   end)
-  local text, found = report({ step = own.step, wrong = wrong, bits = bits_of(0.0, before) },
+  local text, found = report(own, { step = own.step, wrong = wrong, bits = bits_of(0.0, before) },
     bits_of(0.0, after))
   core.trap_note(false)
   for _, optimizer in ipairs(own.optimizers) do optimizer:zero_grad() end

@@ -70,7 +70,7 @@ local parts = {
   generate = { "xtrain.generate", "generate" },
   evaluating = { "xtrain.nn", "evaluating" },
   clip_grad_norm = { "xtrain.optim", "clip_grad_norm" },
-  gradcheck = { "xtrain.debug", "gradcheck" },
+  gradcheck = { "xtrain.gradcheck", "gradcheck" },
   help = { "xtrain.help", "help" },
 }
 local embedded = {}

@@ -46,8 +46,8 @@ local function path_keys(t)
   return table.move(strings, 1, #strings, #integers + 1, integers)
 end
 
--- Calls visit(path, value) for every tensor and every table below t, in path order, each table
--- once.
+-- Calls visit(path, value, owner, key) for every tensor and every table below t, in path order,
+-- each table once.
 local function walk(t, path, visited, visit)
   if visited[t] then return end
   visited[t] = true
@@ -55,13 +55,17 @@ local function walk(t, path, visited, visit)
     local value = t[key]
     local name = path == "" and tostring(key) or path .. "." .. key
     if type(value) == "table" then
-      visit(name, value)
+      visit(name, value, t, key)
       walk(value, name, visited, visit)
     elseif is_tensor(value) then
-      visit(name, value)
+      visit(name, value, t, key)
     end
   end
 end
+
+-- Calls visit(path, value, owner, key) for every tensor and every table of a model, value being
+-- owner[key], in path order; each table once.
+function M.walk(model, visit) walk(model, "", {}, visit) end
 
 -- The variables of a model, in path order, each once under its first path:
 -- {name = "blocks.3.attn.wq", tensor = t}.

@@ -98,6 +98,8 @@ describe("a step that is not finite", function()
       assert.matches("step 3: " .. wanted[1], errors)
       assert.matches(pattern_of(wanted[2], place, marker), errors)
       assert.is_nil(errors:find("differently", 1, true), errors)
+      local named = errors:find("not finite before the step: last.weight\n", 1, true)
+      assert.are.equal(fault == "weight", named ~= nil)
       assert.matches("step 3 skipped, nothing changed: ", errors)
       local _, skips = errors:gsub("skipped, nothing changed", "")
       for step = 1, 6 do
