@@ -173,6 +173,7 @@ enum xt_status xt_graph_add(struct xt_ctx *ctx, struct xt_call *call,
 void xt_graph_remove(struct xt_ctx *ctx, struct xt_call *call);
 /* Fails when the host must not read t: it depends on an input. Called always. */
 enum xt_status xt_graph_check_read(struct xt_ctx *ctx, const struct xt_tensor *t);
+bool xt_graph_is_frozen(const struct xt_ctx *ctx);
 /* The number of the last storage made before the graph was opened. */
 int64_t xt_graph_first_storage(const struct xt_ctx *ctx);
 

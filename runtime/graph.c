@@ -121,13 +121,13 @@ static enum xt_status add_outside(struct xt_ctx *ctx, struct xt_graph *g, struct
     if (s->hollow)
         return xt_fail(ctx, XT_STATE, "%s is a value of another graph",
                        xt_describe(t, text, sizeof text));
-    if (t->leaf && t->dtype != t->leaf->spec.dtype)
+    if (t->leaf && t->dtype != t->leaf->spec.dtype && !g->frozen)
         return xt_fail(ctx, XT_STATE,
                        "the compute copy (%s) of a variable was made outside the graph: call "
                        "w:to(dtype) inside",
                        xt_describe(t, text, sizeof text));
     bool fresh = s->number > g->first_storage;
-    if (!t->leaf && fresh && !s->loaded) { /* memory that a call will fill */
+    if (!t->leaf && fresh && !s->loaded && !g->frozen) { /* memory that a call will fill */
         XT_TRY(add_root(ctx, g, XT_ROOT_TEMP, t, &r));
         g->roots[r].base = 0;
         g->roots[r].bytes = s->bytes;
@@ -141,6 +141,10 @@ static enum xt_status add_outside(struct xt_ctx *ctx, struct xt_graph *g, struct
     struct xt_graph_root *root = &g->roots[r];
     root->version = s->version;
     XT_TRY(xt_tensor_alias(ctx, t, &root->tensor));
+    if (written && g->frozen)
+        return xt_fail(ctx, XT_STATE, "a frozen graph writes to %s, which was made outside of it",
+                       xt_describe(t, text, sizeof text));
+    if (g->frozen) return add_value(ctx, g, r, t, out);
     if (t->leaf) {
         root->leaf = t->leaf;
         root->leaf->refs++;
@@ -155,11 +159,11 @@ static enum xt_status value_of(struct xt_ctx *ctx, struct xt_graph *g, struct xt
     int v = find(g, t);
     if (v < 0) XT_TRY(add_outside(ctx, g, t, written, &v));
     struct xt_graph_root *root = &g->roots[g->values[v].root];
-    if (written && root->kind == XT_ROOT_INPUT)
+    if (written && root->kind == XT_ROOT_INPUT && !root->lent)
         return xt_fail(ctx, XT_STATE, "input '%s' is written in place: write to its clone()",
                        root->name);
     if (written && root->kind == XT_ROOT_CONST) {
-        if (t->storage->number > g->first_storage)
+        if (g->frozen || t->storage->number > g->first_storage)
             return xt_fail(ctx, XT_STATE,
                            "a constant (%s) of a graph is written in place: write to its clone()",
                            xt_describe(t, text, sizeof text));
@@ -185,16 +189,21 @@ int64_t xt_graph_first_storage(const struct xt_ctx *ctx) {
     return ctx->graph->first_storage;
 }
 
+bool xt_graph_is_frozen(const struct xt_ctx *ctx) {
+    return ctx->graph->frozen;
+}
+
 bool xt_graph_is_hollow(struct xt_ctx *ctx, const struct xt_slot *slot,
                         const struct xt_args *args) {
     const struct xt_graph *g = ctx->graph;
     for (int i = 0; i < args->n_inputs; i++) {
         const struct xt_tensor *t = args->inputs[i];
         if (!t) continue;
-        if (t->storage->hollow || t->leaf) return true;
+        if (t->storage->hollow || (t->leaf && !g->frozen)) return true;
         int v = find(g, t);
         if (v >= 0 && g->roots[g->values[v].root].varies) return true;
-        if (xt_slot_writes(slot, i) && t->storage->number <= g->first_storage) return true;
+        if (xt_slot_writes(slot, i) && t->storage->number <= g->first_storage && !g->frozen)
+            return true;
     }
     return false;
 }
@@ -226,9 +235,18 @@ enum xt_status xt_graph_check(struct xt_ctx *ctx, const struct xt_slot *slot,
     return XT_OK;
 }
 
+/* Whether a call of a frozen graph has been computed for good. */
+static bool is_settled(const struct xt_graph *g, const struct xt_call *call,
+                       struct xt_tensor *const *inputs) {
+    for (int i = 0; i < call->n_inputs && g->frozen; i++)
+        if (inputs[i] && inputs[i]->storage->hollow) return false;
+    return g->frozen;
+}
+
 enum xt_status xt_graph_add(struct xt_ctx *ctx, struct xt_call *call,
                             struct xt_tensor *const *inputs, struct xt_tensor *const *outputs) {
     struct xt_graph *g = ctx->graph;
+    if (is_settled(g, call, inputs)) return XT_OK;
     int n_in = call->n_inputs, n = n_in + call->n_outputs, input = -1;
     bool varies = false;
     XT_TRY(xt_graph_grow(ctx, &g->nodes, g->n_nodes, &g->cap_nodes, sizeof *g->nodes));
@@ -321,7 +339,8 @@ static bool all_ones(struct xt_ctx *ctx, struct xt_tensor *t) {
 }
 
 enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
-                              struct xt_tensor *value, bool required, struct xt_tensor **out) {
+                              struct xt_tensor *value, enum xt_input_kind kind,
+                              struct xt_tensor **out) {
     struct xt_tensor *box = NULL, *own = NULL;
     struct xt_spec spec;
     int r, v;
@@ -336,9 +355,12 @@ enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char
     /* The default is a copy: what is done to the caller's tensor later is nothing to the graph. */
     ctx->graph = NULL;
     xt_no_grad_push(ctx);
-    status = xt_apply_name(ctx, "contiguous", &value, 1, &own);
+    if (kind == XT_INPUT_DEFAULT)
+        status = xt_apply_name(ctx, "contiguous", &value, 1, &own);
+    else
+        status = xt_tensor_alias(ctx, value, &own);
     xt_no_grad_pop(ctx);
-    bool ones = status == XT_OK && all_ones(ctx, own);
+    bool ones = status == XT_OK && kind == XT_INPUT_DEFAULT && all_ones(ctx, own);
     ctx->graph = g;
     if (status != XT_OK) return status;
     XT_GO(xt_tensor_hollow(ctx, &spec, value->storage->device, &box));
@@ -347,8 +369,9 @@ enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char
     root->name = xt_intern(ctx, name);
     root->varies = true;
     root->input = r;
-    root->required = required;
-    root->ones = ones && !required;
+    root->required = kind != XT_INPUT_DEFAULT;
+    root->lent = kind == XT_INPUT_LENT;
+    root->ones = ones;
     root->tensor = own;
     root->where = xt_here(ctx);
     root->index = g->n_inputs++;
@@ -404,6 +427,7 @@ done:
 enum xt_status xt_graph_name(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
                              struct xt_tensor *t) {
     int v = find(g, t);
+    if (g->frozen) return XT_OK;
     if (v < 0) {
         if (t->storage->number > g->first_storage && !t->leaf) return XT_OK;
         XT_TRY(add_outside(ctx, g, t, true, &v));
@@ -428,7 +452,7 @@ enum xt_status xt_graph_name(struct xt_ctx *ctx, struct xt_graph *g, const char 
 
 /* ---- beginning and end ----------------------------------------------------------------------- */
 
-enum xt_status xt_graph_begin(struct xt_ctx *ctx, struct xt_graph **out) {
+enum xt_status xt_graph_begin(struct xt_ctx *ctx, bool frozen, struct xt_graph **out) {
     if (ctx->graph) return xt_fail(ctx, XT_STATE, "a graph is being recorded already");
     if (ctx->segment) return xt_fail(ctx, XT_STATE, "not inside a checkpoint segment");
     if (ctx->walk) return xt_fail(ctx, XT_STATE, "a backward is in progress");
@@ -436,6 +460,8 @@ enum xt_status xt_graph_begin(struct xt_ctx *ctx, struct xt_graph **out) {
     if (!g) return XT_MEMORY;
     g->ctx = ctx;
     g->first_storage = ctx->n_storages;
+    g->frozen = frozen;
+    if (frozen) xt_no_grad_push(ctx);
     ctx->graph = g;
     *out = g;
     return XT_OK;
@@ -454,6 +480,7 @@ static void take_off(struct xt_ctx *ctx, const struct xt_graph *g, struct xt_ten
 void xt_graph_end(struct xt_ctx *ctx, struct xt_graph *g) {
     if (ctx->graph != g) return;
     ctx->graph = NULL;
+    if (g->frozen) xt_no_grad_pop(ctx);
     for (int i = 0; i < g->n_nodes; i++) xt_record_drop_kept(ctx, g->nodes[i].call);
     for (int i = 0; i < g->n_roots; i++) {
         struct xt_leaf *leaf = g->roots[i].leaf;

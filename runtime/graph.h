@@ -34,6 +34,7 @@ struct xt_graph_root {
     int input;                /* an input (root) that it depends on, or -1 */
     bool varies;              /* depends on an input or on the state */
     bool required;            /* an input without default */
+    bool lent;                /* an input whose bytes a run may write */
     bool ones;                /* an input whose default is all ones */
     bool used;                /* some call reads or writes it */
     int writes;               /* calls that write it in place */
@@ -72,6 +73,7 @@ struct xt_plan;
 struct xt_graph {
     struct xt_ctx *ctx;
     int64_t first_storage; /* storages with smaller numbers were made before */
+    bool frozen;           /* variables are constants; what varies with no input is not recorded */
     struct xt_graph_root *roots;
     int n_roots, cap_roots;
     struct xt_graph_value *values;

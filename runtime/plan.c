@@ -47,6 +47,7 @@ struct xt_plan {
     struct xt_storage **bind; /* n_roots: during a run */
     int64_t *bind_at;         /* n_roots: bytes from that storage's beginning */
     bool *updated;            /* n_roots: states that it writes */
+    bool *lent;               /* n_roots: inputs that it writes */
     bool backup;              /* something that can fail comes after a write to the state */
     struct xt_plan_memory memory;
 };
@@ -267,9 +268,10 @@ static void make_steps(struct making *m) {
                 int r = root_of(m, node->values[k]);
                 if (m->first[r] < 0) m->first[r] = p;
                 m->last[r] = p;
-                if (k < call->n_inputs && xt_slot_writes(call->slot, k) &&
-                    g->roots[r].kind == XT_ROOT_STATE)
-                    plan->updated[r] = true;
+                if (k < call->n_inputs && xt_slot_writes(call->slot, k)) {
+                    plan->updated[r] = g->roots[r].kind == XT_ROOT_STATE;
+                    plan->lent[r] = g->roots[r].lent;
+                }
             }
             if (k < call->n_inputs)
                 *in++ = t;
@@ -355,7 +357,7 @@ static void find_places(struct making *m) {
         int r = root_of(m, x->values[i]);
         if (g->roots[r].kind == XT_ROOT_TEMP)
             plan->place[r] = OUTPUT;
-        else {
+        else if (!g->roots[r].lent) {
             plan->memory.outputs += (size_t)count(value_at(g, x->values[i])) *
                                     xt_dtype_bytes(value_at(g, x->values[i])->dtype);
             for (int s = 0; s < g->n_roots; s++) plan->backup = plan->backup || plan->updated[s];
@@ -404,6 +406,7 @@ static void free_plan(struct xt_ctx *ctx, struct xt_plan *plan) {
     DROP(bind, plan->n_roots);
     DROP(bind_at, plan->n_roots);
     DROP(updated, plan->n_roots);
+    DROP(lent, plan->n_roots);
     xt_host_free(ctx, plan, sizeof *plan);
 }
 
@@ -450,6 +453,7 @@ static enum xt_status make_plan(struct xt_ctx *ctx, struct xt_graph *g, int e, c
     plan->bind = ARRAY(g->n_roots, struct xt_storage *);
     plan->bind_at = ARRAY(g->n_roots, int64_t);
     plan->updated = ARRAY(g->n_roots, bool);
+    plan->lent = ARRAY(g->n_roots, bool);
     struct making m = {.g = g, .plan = plan, .fed = fed};
     m.to = ARRAY(g->n_roots, int);
     m.to_at = ARRAY(g->n_roots, int64_t);
@@ -464,8 +468,9 @@ static enum xt_status make_plan(struct xt_ctx *ctx, struct xt_graph *g, int e, c
     enum xt_status status = XT_MEMORY;
     if (!plan->fed || !plan->tensors || !plan->tensor_value || !plan->tensor_root ||
         !plan->tensor_offset || !plan->export_tensor || !plan->place || !plan->arena_at ||
-        !plan->bind || !plan->bind_at || !plan->updated || !m.to || !m.to_at || !m.ones ||
-        !m.maker || !m.elided || !m.taken || !m.needed || !m.tensor_of || !m.first || !m.last)
+        !plan->bind || !plan->bind_at || !plan->updated || !plan->lent || !m.to || !m.to_at ||
+        !m.ones || !m.maker || !m.elided || !m.taken || !m.needed || !m.tensor_of || !m.first ||
+        !m.last)
         goto done;
     memcpy(plan->fed, fed, (size_t)g->n_inputs * sizeof *fed);
     for (int r = 0; r < g->n_roots; r++) {
@@ -572,6 +577,9 @@ static enum xt_status source_of(struct xt_ctx *ctx, const struct xt_graph_root *
                        "%s '%s' (%s:%d) is %s, wanted %s", kind, root->name, file, root->where.line,
                        xt_describe(given, got, sizeof got),
                        xt_describe(root->tensor, want, sizeof want));
+    if (root->lent && !xt_is_contiguous(given))
+        return xt_fail(ctx, XT_ARGUMENT, "input '%s' (%s:%d) is lent and is not contiguous",
+                       root->name, file, root->where.line);
     if (root->kind == XT_ROOT_STATE && xt_is_contiguous(root->tensor) && !xt_is_contiguous(given))
         return xt_fail(ctx, XT_ARGUMENT, "state '%s' is a view that is not contiguous", root->name);
     return XT_OK;
@@ -584,6 +592,19 @@ struct running {
     struct xt_tensor **sources; /* n_roots: new references */
     struct xt_tensor **backups; /* n_roots */
 };
+
+/* What is written may not be what anything else of the run reads. */
+static enum xt_status check_lent(struct xt_ctx *ctx, const struct running *run, int r) {
+    const struct xt_graph_root *roots = run->g->roots;
+    for (int s = 0; s < run->g->n_roots; s++) {
+        const struct xt_tensor *other = run->sources[s];
+        if (s == r || !other || other->storage != run->sources[r]->storage) continue;
+        return xt_fail(ctx, XT_ARGUMENT, "input '%s' (%s:%d) is lent and shares its bytes with %s",
+                       roots[r].name, roots[r].where.file ? roots[r].where.file : "?",
+                       roots[r].where.line, roots[s].name ? roots[s].name : "a constant");
+    }
+    return XT_OK;
+}
 
 static enum xt_status bind_outside(struct xt_ctx *ctx, struct running *run,
                                    struct xt_tensor *const *feeds, struct xt_tensor *const *state) {
@@ -601,6 +622,8 @@ static enum xt_status bind_outside(struct xt_ctx *ctx, struct running *run,
     for (int r = 0; r < g->n_roots; r++) {
         struct xt_tensor *t = run->sources[r];
         if (!t || g->roots[r].kind != XT_ROOT_INPUT) continue;
+        if (plan->lent[r]) XT_TRY(check_lent(ctx, run, r));
+        if (g->roots[r].lent) continue;
         bool copy = !xt_is_contiguous(t); /* also of bytes that the run will write */
         for (int s = 0; s < g->n_roots && !copy; s++)
             copy = plan->updated[s] && run->sources[s] && run->sources[s]->storage == t->storage;
@@ -652,12 +675,13 @@ static enum xt_status run_steps(struct xt_ctx *ctx, struct xt_plan *plan) {
     return XT_OK;
 }
 
-/* Before the run: the tensors around what it makes. After it: copies of what it does not own. */
-static enum xt_status give_outputs(struct xt_ctx *ctx, struct xt_plan *plan, bool after,
-                                   struct xt_tensor **outputs) {
+/* Before the run: the tensors around what it makes or was lent. After it: copies of the rest. */
+static enum xt_status give_outputs(struct xt_ctx *ctx, const struct xt_graph *g,
+                                   struct xt_plan *plan, bool after, struct xt_tensor **outputs) {
     for (int i = 0; i < plan->n_outputs; i++) {
         struct xt_tensor *t = &plan->tensors[plan->export_tensor[i]];
-        bool own = plan->place[plan->tensor_root[plan->export_tensor[i]]] == OUTPUT;
+        int r = plan->tensor_root[plan->export_tensor[i]];
+        bool own = plan->place[r] == OUTPUT || g->roots[r].lent;
         if (own && !after) XT_TRY(xt_tensor_alias(ctx, t, &outputs[i]));
         if (!own && after) XT_TRY(copy_of(ctx, t, &outputs[i]));
     }
@@ -697,12 +721,13 @@ enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
         }
     }
     bind_tensors(plan);
-    XT_GO(give_outputs(ctx, plan, false, made));
+    XT_GO(give_outputs(ctx, g, plan, false, made));
     ran = true;
     XT_GO(run_steps(ctx, plan));
-    XT_GO(give_outputs(ctx, plan, true, made));
+    XT_GO(give_outputs(ctx, g, plan, true, made));
     for (int r = 0; r < g->n_roots; r++)
-        if (plan->updated[r] && run.sources[r]) xt_storage_written(ctx, run.sources[r]->storage);
+        if ((plan->updated[r] || plan->lent[r]) && run.sources[r])
+            xt_storage_written(ctx, run.sources[r]->storage);
     memcpy(outputs, made, (size_t)g->exports[e].n * sizeof *made);
 done:
     if (status != XT_OK && made)

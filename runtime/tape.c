@@ -352,7 +352,8 @@ enum xt_status xt_compute_copy(struct xt_ctx *ctx, struct xt_tensor *master, enu
     struct xt_leaf *leaf = master->leaf;
     if (!leaf || !xt_is_leaf(master))
         return xt_fail(ctx, XT_ARGUMENT, "compute copy: the tensor is not a variable");
-    bool outside = ctx->graph && leaf->copy && /* a graph makes its own, from its state */
+    /* A graph makes its own, from its state. */
+    bool outside = ctx->graph && !xt_graph_is_frozen(ctx) && leaf->copy &&
                    leaf->copy->storage->number <= xt_graph_first_storage(ctx);
     if (!leaf->copy || leaf->copy->dtype != dtype || outside ||
         leaf->copy_version != master->storage->version)

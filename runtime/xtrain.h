@@ -311,15 +311,23 @@ struct xt_tensor *xt_leaf_grad(const void *leaf);
  * state, and launches the records that its export needs.
  */
 struct xt_graph;
-enum xt_status xt_graph_begin(struct xt_ctx *ctx, struct xt_graph **out); /* one at a time */
+/* One at a time. frozen: variables are constants, there is no state, and what depends on no input
+   is computed once, while recording. */
+enum xt_status xt_graph_begin(struct xt_ctx *ctx, bool frozen, struct xt_graph **out);
 /* Ends recording, also after a failure. Gradients that were recorded are taken off the leaves. */
 void xt_graph_end(struct xt_ctx *ctx, struct xt_graph *g);
 void xt_graph_release(struct xt_ctx *ctx, struct xt_graph *g);
 bool xt_graph_recording(const struct xt_ctx *ctx);
 /* Declares an input; *out stands for it while recording. `value` is its default, and only its
-   shape and dtype count when it is required. */
+   shape and dtype count when it has none. */
+enum xt_input_kind {
+    XT_INPUT_DEFAULT,  /* may be left out */
+    XT_INPUT_REQUIRED, /* must be fed */
+    XT_INPUT_LENT,     /* must be fed, and may be written: a run that exports it gives it back */
+};
 enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
-                              struct xt_tensor *value, bool required, struct xt_tensor **out);
+                              struct xt_tensor *value, enum xt_input_kind kind,
+                              struct xt_tensor **out);
 /* Names a result. Writes to the state recorded since the last export are part of its runs. */
 enum xt_status xt_graph_export(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
                                const char *const *names, struct xt_tensor *const *values, int n);

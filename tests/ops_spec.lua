@@ -116,6 +116,18 @@ row("add_", {
   wrong = { { { 3, 5 }, { 4 }, says = "" } },
 })
 
+row("index_copy_", {
+  inputs = { { 4, 6 }, { shape = { 3 }, kind = "int", below = 6 }, { 4, 3 } }, grad = false,
+  call = function(op, x, index, src)
+    local z = x:clone()
+    op(z, 2, index, src)
+    return z
+  end,
+  also = { { { 1, 3 }, { 1 }, { 1, 1 } }, { { 2, 9 }, { 5 }, { 2, 5 } } },
+  empty = { { { 0, 6 }, { 2 }, { 0, 2 } }, { { 4, 6 }, { 0 }, { 4, 0 } } },
+  wrong = { { { 4, 2 }, { 9 }, { 4, 9 }, says = "" }, { { 4, 6 }, { 3 }, { 4, 2 }, says = "src" } },
+})
+
 -- ---- reductions --------------------------------------------------------------------------------
 
 local REDUCE_ALSO = { { {} }, { { 1 } }, { { 1, 7 } }, { { 4, 1, 3 } }, { { 300 } } }

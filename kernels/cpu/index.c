@@ -148,6 +148,23 @@ static enum xt_status index_select(struct xt_ctx *ctx, const struct xt_launch *l
     return status;
 }
 
+/* In order, so that the last of equal positions stays. */
+static enum xt_status index_copy(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *x = l->in[0], *src = l->in[2];
+    int64_t dim = l->attrs[0].i, size = x->shape[dim], outer, inner;
+    struct positions p;
+    around(x, dim, &outer, &inner);
+    size_t row = (size_t)inner * xt_dtype_bytes(x->dtype);
+    XT_TRY(load_positions(ctx, l->in[1], &p));
+    enum xt_status status = check_positions(ctx, &p, l->in[1], "index", size, dim);
+    if (status == XT_OK && row)
+        for (int64_t i = 0; i < outer * p.n; i++)
+            memcpy((char *)xt_data(x) + (size_t)(i / p.n * size + p.at[i % p.n]) * row,
+                   (const char *)xt_data(src) + (size_t)i * row, row);
+    drop_positions(ctx, &p);
+    return status;
+}
+
 /* ---- adding back ----------------------------------------------------------------------------- */
 
 #define STRIP 512
@@ -424,6 +441,7 @@ done:
 const struct xt_kernel XT_CPU(index_kernels)[] = {
     {"index_select", XT_ANY, XT_CONTIGUOUS, index_select},
     {"gather", XT_ANY, XT_CONTIGUOUS, gather},
+    {"index_copy_", XT_ANY, XT_CONTIGUOUS, index_copy},
     {"embedding", XT_ANY, XT_INNER, embedding},
     {"index_select_grad", XT_INTS, XT_CONTIGUOUS, index_select_grad},
     {"gather_grad", XT_INTS, XT_CONTIGUOUS, gather_grad},

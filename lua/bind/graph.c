@@ -43,11 +43,14 @@ static struct box *new_box(lua_State *L, struct xtbind *b) {
     return box;
 }
 
-/* graph_record(fn) -> graph: fn(graph) is called once. Recording ends whatever happens. */
+/* graph_record(fn, frozen) -> graph: fn(graph) is called once. Recording ends whatever happens. */
 static int record(lua_State *L) {
     struct xtbind *b = bind_of(L);
+    bool frozen = lua_toboolean(L, 2);
+    lua_settop(L, 1);
     struct box *box = new_box(L, b);
-    if (xt_graph_begin(b->ctx, &box->g) != XT_OK) xtbind_error(L, "graph: %s", xt_error(b->ctx));
+    if (xt_graph_begin(b->ctx, frozen, &box->g) != XT_OK)
+        xtbind_error(L, "graph: %s", xt_error(b->ctx));
     b->refs++;
     struct xt_graph *g = box->g;
     lua_pushvalue(L, 1);
@@ -68,14 +71,17 @@ static int recording(lua_State *L) {
     return 1;
 }
 
-/* graph_input(g, name, tensor, required) -> tensor */
+/* graph_input(g, name, tensor, required, lent) -> tensor */
 static int input(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_graph *g = graph_at(L, 1);
     const char *name = luaL_checkstring(L, 2);
     struct xt_tensor *value = xtbind_check_tensor(L, 3), *out = NULL;
     struct xt_tensor **box = xtbind_box(L, b);
-    xtbind_check(L, xt_graph_input(b->ctx, g, name, value, lua_toboolean(L, 4), &out));
+    enum xt_input_kind kind = lua_toboolean(L, 5)   ? XT_INPUT_LENT
+                              : lua_toboolean(L, 4) ? XT_INPUT_REQUIRED
+                                                    : XT_INPUT_DEFAULT;
+    xtbind_check(L, xt_graph_input(b->ctx, g, name, value, kind, &out));
     xtbind_fill(b, box, out);
     return 1;
 }
@@ -196,6 +202,8 @@ static void push_root(lua_State *L, struct xtbind *b, const struct xt_graph_root
     lua_setfield(L, -2, "name");
     lua_pushboolean(L, root->required);
     lua_setfield(L, -2, "required");
+    lua_pushboolean(L, root->lent);
+    lua_setfield(L, -2, "lent");
     lua_pushboolean(L, root->ones);
     lua_setfield(L, -2, "ones");
     lua_pushboolean(L, root->used);
@@ -430,6 +438,7 @@ static int add_root(lua_State *L) {
     root.writes = (int)get_integer(L, 2, "writes");
     root.name = get_string(L, b, 2, "name");
     root.required = get_boolean(L, 2, "required");
+    root.lent = get_boolean(L, 2, "lent");
     root.ones = get_boolean(L, 2, "ones");
     root.used = get_boolean(L, 2, "used");
     root.where = get_where(L, b, 2);

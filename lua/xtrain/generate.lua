@@ -1,7 +1,9 @@
 -- Continues a sequence of tokens: the prompt in one pass, then one token a pass on cached keys and
--- values. Sampling is a pure function of (seed, position): the same call gives the same text.
+-- values, by a graph whose cache goes in and comes out. Sampling is a pure function of (seed,
+-- position): the same call gives the same text.
 local xt = require "xtrain"
 local nn = require "xtrain.nn"
+local kv_cache = require "xtrain.kv_cache"
 local options = require "xtrain.options"
 local fail = xt.core.fail
 
@@ -53,6 +55,38 @@ local function pick(logits, o, seed)
   return order:select(1, at:item() + 1):item()
 end
 
+-- A pass over one more token, as a graph: its weights are what they are now. input: (1, 1) ids.
+local function record(model, cache, input)
+  return xt.graph(function(b)
+    local fed = kv_cache.fed(b, cache)
+    local ids = b:input("ids", input, { required = true })
+    fed.out.logits = model(ids, { cache = fed, last = true })
+    b:export("next", fed.out)
+  end, { frozen = true })
+end
+
+-- decoder(model, cache) -> step(input) -> logits of what follows the token in input, (1, 1, V).
+local function decoder(model, cache)
+  if not model.decodes_in_graphs
+    or #xt.core.kernels("index_copy_", cache.blocks[1].k.device) == 0 then
+    return function(input) return model(input, { cache = cache, last = true }) end
+  end
+  local graph, feeds
+  return function(input)
+    if cache:reserve() or not graph then
+      graph, feeds = record(model, cache, input), { ids = input }
+      for i, block in ipairs(cache.blocks) do
+        feeds["k." .. i], feeds["v." .. i] = block.k, block.v
+      end
+    end
+    feeds.at = cache.length
+    if model.check_length then model:check_length(cache.length + 1) end
+    local logits = graph:run("next", feeds).logits
+    cache:advance(1)
+    return logits
+  end
+end
+
 -- generate(model, ids, {max = 64, temperature = 1, top_k, top_p, min_p, seed = 0, stop, on_token})
 -- -> the list of new ids, at most max, without the token of `stop` that ended it. temperature 0
 -- takes the most likely token. on_token(id) sees each as it comes; returning false ends.
@@ -68,9 +102,15 @@ local function generate(model, ids, given)
   return nn.evaluating(model, function()
     local input = prompt_tensor(ids)
     local cache = model:cache(input.shape[2] + math.min(o.max, 256))
-    local out = {}
+    local out, step = {}, nil
     while #out < o.max do
-      local logits = model(input, { cache = cache, last = true })
+      local logits
+      if step then
+        logits = step(input)
+      else
+        logits = model(input, { cache = cache, last = true })
+        step = decoder(model, cache)
+      end
       logits = xt.cast(logits:reshape { logits.numel }, "f32")
       local id = pick(logits, o, xt.seed(o.seed, cache.length))
       if stop[id] then break end

@@ -23,11 +23,13 @@ end
 
 -- ---- recording ---------------------------------------------------------------------------------
 
--- input(name, default [, {required = true}]): a tensor, an integer (0-dim i64) or a number (0-dim
--- f32). Returns what stands for it.
+-- input(name, default [, {required = true, lent = true}]): a tensor, an integer (0-dim i64) or a
+-- number (0-dim f32). Returns what stands for it. Of a required input only shape and dtype of the
+-- default count. A lent one must be fed and may be written in place: an export of it gives back the
+-- tensor that was fed.
 function builder:input(name, default, given)
   if type(name) ~= "string" or name == "" then fail("input: wanted a name, then a default") end
-  local o = options.read("input", given, { required = false })
+  local o = options.read("input", given, { required = false, lent = false })
   local value = default
   if math.type(default) == "integer" then
     value = xt.tensor(default, { dtype = "i64" })
@@ -37,7 +39,7 @@ function builder:input(name, default, given)
     fail(("input '%s': the default is a %s, wanted a tensor or a number; with {required = true} "
       .. "only its shape and dtype count"):format(name, type(default)))
   end
-  self.inputs[name] = core.graph_input(self.handle, name, value, o.required)
+  self.inputs[name] = core.graph_input(self.handle, name, value, o.required, o.lent)
   return self.inputs[name]
 end
 
@@ -106,14 +108,16 @@ local function finish(handle)
   return self
 end
 
--- graph(fn) -> graph: fn(b) is called once.
-function M.graph(fn)
+-- graph(fn [, {frozen = true}]) -> graph: fn(b) is called once. Frozen: variables are constants, no
+-- gradient is taken, and what depends on no input is computed once, here.
+function M.graph(fn, given)
+  local o = options.read("graph", given, { frozen = false })
   if type(fn) ~= "function" then fail("graph: wanted a function: xt.graph(function(b) ... end)") end
   local before = current
   local ok, handle = pcall(core.graph_record, function(handle)
     current = setmetatable({ handle = handle, inputs = {} }, builder)
     fn(current)
-  end)
+  end, o.frozen)
   current = before
   if not ok then error(handle, 0) end
   local self = finish(handle)

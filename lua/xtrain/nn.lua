@@ -230,8 +230,10 @@ function dropout:forward(x, seed)
   return xt.dropout(x, self.p, seed)
 end
 
--- Options of xt.attention -> the same with dropout, where there is a seed and something to drop.
-function M.dropping(how, p, seed)
+-- Options of xt.attention -> the same with dropout, where there is a seed and something to drop;
+-- or for the one token that a cache inside a graph is for, which sees the rows that count.
+function M.attending(how, p, seed, cache)
+  if cache and cache.lengths then return { impl = how.impl, lengths = cache.lengths } end
   if not seed or p == 0 then return how end
   return { causal = how.causal, impl = how.impl, dropout = p, seed = seed }
 end
@@ -305,13 +307,18 @@ function attention:forward(x, cache, index, seed)
     q, k = self.q_norm(q), self.k_norm(k)
   end
   if self.rope then
-    self.rope.offset = cache and cache.length or 0
-    q, k = xt.rope(q, self.rope), xt.rope(k, self.rope)
+    local rope = self.rope
+    if cache and cache.positions then
+      rope = { theta = rope.theta, layout = rope.layout, positions = cache.positions }
+    else
+      rope.offset = cache and cache.length or 0
+    end
+    q, k = xt.rope(q, rope), xt.rope(k, rope)
   end
   if cache then
     k, v = cache:extend(index, k, v)
   end
-  local out = xt.attention(q, k, v, M.dropping(self.how, self.dropout, seed))
+  local out = xt.attention(q, k, v, M.attending(self.how, self.dropout, seed, cache))
   return M.project(out:reshape { batch, seq, self.heads * self.head_dim }, self.wo)
 end
 

@@ -837,6 +837,21 @@ function xt.gather(x, dim, index) end
 ---@return xt.tensor
 function tensor:gather(dim, index) end
 
+--- x's slices along dim at the positions in index (n), counted from 0, become those of src, in place, in order
+---@param x xt.tensor|number
+---@param dim integer
+---@param index xt.tensor|number
+---@param src xt.tensor|number
+---@return xt.tensor
+function xt.index_copy_(x, dim, index, src) end
+
+--- x's slices along dim at the positions in index (n), counted from 0, become those of src, in place, in order
+---@param dim integer
+---@param index xt.tensor|number
+---@param src xt.tensor|number
+---@return xt.tensor
+function tensor:index_copy_(dim, index, src) end
+
 --- weight (V, D), ids of any shape, counted from 0: row ids[...] of weight, (..., D)
 ---@param weight xt.tensor|number
 ---@param ids xt.tensor|number

@@ -131,6 +131,40 @@ static const struct xt_op xt_op_gather = {
     .backward = gather_back,
 };
 
+/* ---- index_copy_ ----------------------------------------------------------------------------- */
+
+static enum xt_status index_copy_infer(struct xt_ctx *ctx, const struct xt_op *op,
+                                       const struct xt_args *args, struct xt_output *outputs) {
+    (void)outputs;
+    char a[TEXT_BYTES], b[TEXT_BYTES];
+    const struct xt_tensor *x = args->inputs[0], *index = args->inputs[1], *src = args->inputs[2];
+    if (x->ndim == 0) return xt_fail(ctx, XT_SHAPE, "x has no dimensions");
+    XT_TRY(want_positions(ctx, "index", index));
+    XT_TRY(xt_want_ndim(ctx, op, "index", index, 1));
+    XT_TRY(xt_want_same_dtype(ctx, op, "x", x, "src", src));
+    bool fits = x->ndim == src->ndim;
+    for (int d = 0; fits && d < x->ndim; d++)
+        fits = src->shape[d] == (d == args->attrs[0].i ? index->shape[0] : x->shape[d]);
+    if (fits) return XT_OK;
+    return xt_fail(ctx, XT_SHAPE, "src is %s, x is %s: wanted the shape of x with %lld along dim",
+                   xt_describe(src, a, sizeof a), xt_describe(x, b, sizeof b),
+                   (long long)index->shape[0]);
+}
+
+static const struct xt_param index_copy_params[] = {
+    {.name = "x"}, {.name = "dim", .kind = XT_P_DIM}, {.name = "index"}, {.name = "src"}, {0}};
+
+static const struct xt_op xt_op_index_copy = {
+    .name = "index_copy_",
+    .doc = "x's slices along dim at the positions in index (n), counted from 0, become those of "
+           "src, in place, in order",
+    .params = index_copy_params,
+    .flags = XT_NO_GRADIENT,
+    .dtypes = XT_ANY,
+    .writes = 1,
+    .infer = index_copy_infer,
+};
+
 /* ---- embedding ------------------------------------------------------------------------------- */
 
 static enum xt_status embedding_infer(struct xt_ctx *ctx, const struct xt_op *op,
@@ -208,11 +242,6 @@ static const struct xt_op xt_op_embedding = {
 };
 
 xt_op_list xt_ops_index = {
-    &xt_op_index_select,
-    &xt_op_gather,
-    &xt_op_embedding,
-    &xt_op_index_select_grad,
-    &xt_op_gather_grad,
-    &xt_op_embedding_acc,
-    NULL,
+    &xt_op_index_select,      &xt_op_gather,      &xt_op_index_copy,    &xt_op_embedding,
+    &xt_op_index_select_grad, &xt_op_gather_grad, &xt_op_embedding_acc, NULL,
 };

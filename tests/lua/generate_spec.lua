@@ -9,8 +9,8 @@ local function model_of(more)
 end
 
 -- A model whose logits lie apart: freshly drawn weights hardly differ.
-local function sharp()
-  local model = model_of()
+local function sharp(dtype)
+  local model = model_of { dtype = dtype }
   xt.no_grad(function()
     for _, param in ipairs(xt.nn.params(model)) do
       if param.tensor.ndim == 2 then
@@ -53,6 +53,66 @@ describe("generate", function()
         assert.is_true(apart < 1e-5, "position " .. i .. ": " .. apart)
       end
     end)
+  end)
+
+  for _, dtype in ipairs { "f32", "bf16" } do
+    it("decodes by a graph whose cache goes in and comes out, with eager's bits: " .. dtype,
+      function()
+        local kv_cache = require "xtrain.kv_cache"
+        local more = { vocab = 17, dim = 16, layers = 2, heads = 4, ffn = 24, seed = 3,
+          dtype = dtype }
+        local models = { sharp(dtype), xt.models.gpt2(more) }
+        more.attention = "composed"
+        models[3] = xt.models.llama(more)
+        for _, model in ipairs(models) do
+          xt.no_grad(function()
+            local prompt = xt.tensor({ { 1, 2, 3 } }, { dtype = "i32" })
+            local eager, cache = model:cache(70), model:cache(70)
+            model(prompt, { cache = eager })
+            model(prompt, { cache = cache })
+            local id = xt.tensor({ { 5 } }, { dtype = "i32" })
+            local g = xt.graph(function(b)
+              local fed = kv_cache.fed(b, cache)
+              fed.out.logits = model(b:input("ids", id), { cache = fed, last = true })
+              b:export("next", fed.out)
+            end, { frozen = true })
+            local now = {}
+            for i, block in ipairs(cache.blocks) do
+              now["k." .. i], now["v." .. i] = block.k, block.v
+            end
+            for at = 3, 69 do
+              local want = model(id, { cache = eager, last = true })
+              now = g:run("next", { now, { ids = id, at = at } })
+              assert.are.equal(want:digest(), now.logits:digest())
+              id:fill_(xt.argmax(want:reshape { 17 }, -1):item())
+              now.logits = nil
+            end
+            assert.are.equal(eager.blocks[2].k:digest(), now["k.2"]:digest())
+            assert.are.equal(cache.blocks[2].k:digest(), now["k.2"]:digest())
+          end)
+        end
+      end)
+
+    it("gives the ids of eager decoding past the first room of its cache: " .. dtype, function()
+      local model = sharp(dtype)
+      local how = { max = 300, temperature = 0.7, top_k = 9, seed = 4 }
+      local class, ids = getmetatable(model), {}
+      for _, in_graphs in ipairs { true, false } do
+        class.decodes_in_graphs = in_graphs
+        ids[#ids + 1] = xt.generate(model, { 1, 2, 3 }, how)
+      end
+      class.decodes_in_graphs = true
+      assert.are.equal(300, #ids[1])
+      assert.are.same(ids[2], ids[1])
+    end)
+  end
+
+  it("does not go beyond the positions that a GPT-2 has learned", function()
+    local model = xt.models.gpt2 { vocab = 17, dim = 16, layers = 1, heads = 2, context = 8 }
+    assert.are.equal(5, #xt.generate(model, { 1, 2, 3 }, { max = 5 }))
+    local ok, message = pcall(xt.generate, model, { 1, 2, 3 }, { max = 9 })
+    assert.is_false(ok)
+    assert.matches("position 9 is beyond the context of 8", message)
   end)
 
   it("samples the same for the same seed and differently for another", function()

@@ -272,6 +272,91 @@ describe("a graph", function()
   end)
 end)
 
+describe("a lent input", function()
+  local function counter()
+    return xt.graph(function(b)
+      local cache = b:input("cache", xt.zeros { 2, 4 }, { lent = true })
+      local row = b:input("row", xt.ones { 2, 1 })
+      xt.index_copy_(cache, 2, b:input("at", 0):reshape { 1 }, row)
+      b:export("next", { cache = cache, sum = xt.sum(cache) })
+    end)
+  end
+
+  it("is written in place, and comes out as the tensor that went in", function()
+    local g, cache = counter(), xt.zeros { 2, 4 }
+    local out = g:run("next", { cache = cache, at = 1 })
+    assert.same({ { 0, 1, 0, 0 }, { 0, 1, 0, 0 } }, cache:totable())
+    out = g:run("next", { cache = out.cache, at = 3, row = xt.full({ 2, 1 }, 5) })
+    assert.same({ { 0, 1, 0, 5 }, { 0, 1, 0, 5 } }, cache:totable())
+    assert.equal(12, out.sum:item())
+    out.cache:fill_(2)
+    assert.equal(2, xt.amin(cache):item())
+    assert.equal("index_copy_ sum", ops_of(g:records("next")):gsub("reshape ", ""))
+  end)
+
+  it("must be fed, lie in one piece and be nothing else of the run", function()
+    local g = counter()
+    raises(function() g:run("next") end, "input 'cache'", "graph_spec.lua:", "required")
+    raises(function() g:run("next", { cache = xt.zeros({ 4, 2 }):transpose(1, 2) }) end,
+      "input 'cache'", "not contiguous")
+    local both = xt.zeros { 2, 5 }
+    raises(function()
+      g:run("next", { cache = both:reshape { 10 }:slice(1, 1, 8):reshape { 2, 4 },
+        row = both:reshape { 10 }:slice(1, 9, 10):reshape { 2, 1 } })
+    end, "input 'cache'", "shares its bytes with row")
+    raises(function() g:run("next", { cache = xt.zeros { 2, 4 }, at = 4 }) end, "index[1] is 4",
+      "made at")
+  end)
+end)
+
+describe("a frozen graph", function()
+  it("holds its weights as constants, and computes once what depends on no input", function()
+    local w = xt.var(xt.full({ 3 }, 2))
+    local g = xt.graph(function(b)
+      local x = b:input("x", xt.ones { 3 }, { required = true })
+      b:export("out", x * xt.exp(w):to "f32" + w)
+    end, { frozen = true })
+    assert.equal("mul add", ops_of(g:records("out")))
+    assert.same({}, g:state())
+    assert.is_near(math.exp(2) + 2, g:run("out", { x = xt.ones { 3 } }):totable()[1], 1e-5)
+    local path = os.tmpname()
+    assert.is_true(g:save(path))
+    local loaded = assert(xt.graph_load(path))
+    os.remove(path)
+    assert.equal(g:run("out", { x = xt.ones { 3 } }):digest(),
+      loaded:run("out", { x = xt.ones { 3 } }):digest())
+    xt.no_grad(function() w:fill_(3) end)
+    raises(function() g:run("out", { x = xt.ones { 3 } }) end, "constant", "changed in place")
+  end)
+
+  it("takes the bf16 copies that are there, and leaves them", function()
+    local w = xt.var(xt.randn({ 4, 4 }, { seed = 1 }))
+    local copy = w:to "bf16"
+    local g = xt.graph(function(b)
+      b:export("out", xt.linear(b:input("x", xt.ones({ 2, 4 }, { dtype = "bf16" })), w:to "bf16"))
+    end, { frozen = true })
+    assert.is_nil(ops_of(g:records("out")):find("cast", 1, true))
+    local x = xt.ones({ 2, 4 }, { dtype = "bf16" })
+    assert.equal(xt.linear(x, copy):digest(), g:run("out"):digest())
+  end)
+
+  it("takes no gradient and writes to nothing from outside", function()
+    local w, c = xt.var(xt.ones { 3 }), xt.ones { 3 }
+    raises(function()
+      xt.graph(function(b) b:export("out", xt.grad(xt.sum(w * b:input("x", 1.0)), { w })[1]) end,
+        { frozen = true })
+    end, "does not depend on any variable")
+    raises(function()
+      xt.graph(function(b)
+        c:add_(b:input("x", xt.ones { 3 }))
+        b:export("out", c)
+      end, { frozen = true })
+    end, "a frozen graph writes to")
+    xt.sum(w * 2):backward() -- outside gradients are recorded as before
+    assert.same({ 2, 2, 2 }, w.grad:totable())
+  end)
+end)
+
 describe("fed dropout", function()
   for _, dtype in ipairs { "f32", "bf16" } do
     for _, p in ipairs { 0.1, 0.2, 0.3, 0.5 } do

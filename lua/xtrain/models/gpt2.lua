@@ -35,7 +35,7 @@ function attention:forward(x, cache, index, seed)
   if cache then
     k, v = cache:extend(index, k, v)
   end
-  local how = nn.dropping(self.how, self.dropout, seed)
+  local how = nn.attending(self.how, self.dropout, seed, cache)
   return self.out(xt.attention(q, k, v, how):reshape { batch, seq, dim })
 end
 
@@ -66,13 +66,22 @@ end
 
 local gpt2 = language.class("gpt2")
 
+-- Raises where there is no learned position for token number `last`.
+function gpt2:check_length(last)
+  if last > self.config.context then
+    fail(("gpt2: position %d is beyond the context of %d"):format(last, self.config.context))
+  end
+end
+
 function gpt2:start(ids, cache)
   local o = self.config
+  if cache and cache.positions then -- whoever feeds them calls check_length
+    local weight = nn.compute(self.positions.weight, { dtype = o.dtype })
+    return self.embed(ids, o.dtype) + xt.index_select(weight, 1, cache.positions)
+  end
   local first = cache and cache.length or 0
   local last = first + ids.shape[2]
-  if last > o.context then
-    fail(("gpt2: position %d is beyond the context of %d"):format(last, o.context))
-  end
+  self:check_length(last)
   local positions = nn.compute(self.positions.weight, { dtype = o.dtype })
   return self.embed(ids, o.dtype) + positions:slice(1, first + 1, last)
 end

@@ -61,7 +61,9 @@ end
 
 -- ---- the methods -------------------------------------------------------------------------------
 
-local language = {}
+local language = {
+  decodes_in_graphs = true, -- forward takes a cache of kv_cache.fed
+}
 
 -- Makes a class of models.
 function M.class(name)
