@@ -4,7 +4,7 @@
 -- The digest of a step links it to all before (recipe.lua), so the first step whose digests differ
 -- is the first that was not the same. Under another fingerprint (processor, device, libraries,
 -- version) the last bits of a sum may differ, so that nothing follows from other digests.
-local active = require "xtrain.active"
+local again = require "xtrain.again"
 local options = require "xtrain.options"
 local save = require "xtrain.save"
 local file = require "xtrain.core.file"
@@ -120,34 +120,27 @@ local function replay(run, from, to)
   local out = os.tmpname()
   os.remove(out)
   local wanted = { out = out, save = from and from.dir, last = to.step, chain = {},
-    options = to.info.options }
-  local arguments = rawget(_G, "arg")
-  rawset(_G, "arg", { [0] = path })
-  active.replay = wanted
-  local ok, raised = xpcall(chunk, function(e)
-    return e == wanted and e or debug.traceback(tostring(e))
-  end)
-  active.replay, active.run = nil, nil
-  rawset(_G, "arg", arguments)
+    options = to.info.options, run = run }
+  local made
+  made, message = again(chunk, path, wanted)
   file.remove_tree(out)
-  if not ok and raised == wanted then return wanted end
-  if not ok then return nil, "the replay failed: " .. raised end
-  return nil, ("the replay ended before step %d"):format(to.step)
+  if not made then return nil, "the replay failed: " .. message end
+  return made
 end
 
 -- Compares a replay with what the run wrote: nil, or a sentence.
-local function compare(run, from, to, again)
+local function compare(run, from, to, made)
   local logged = digests_of(rows_of(run))
   logged[to.step] = to.info.digest
   local parted
   for step = from and from.step + 1 or 1, to.step do
-    if logged[step] and logged[step] ~= again.chain[step] then
-      parted = ("step %d: the replay has digest %s, the run %s"):format(step, again.chain[step],
+    if logged[step] and logged[step] ~= made.chain[step] then
+      parted = ("step %d: the replay has digest %s, the run %s"):format(step, made.chain[step],
         logged[step])
       break
     end
   end
-  local tensors = unlike_tensors(to.info.digests, again.digests)
+  local tensors = unlike_tensors(to.info.digests, made.digests)
   if tensors then
     tensors = ("step %d: the replay has other values of %s"):format(to.step, tensors)
   end
@@ -172,10 +165,10 @@ function M.verify(run)
     message = not_comparable(each.info.fingerprint or {}, here, each.dir, "this program")
     if message then return false, message end
   end
-  local again
-  again, message = replay(run, from, to)
-  if not again then return false, message end
-  message = compare(run, from, to, again)
+  local made
+  made, message = replay(run, from, to)
+  if not made then return false, message end
+  message = compare(run, from, to, made)
   if message then return false, message end
   local count = 0
   for _, part in ipairs(PARTS) do
