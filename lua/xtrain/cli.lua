@@ -1,4 +1,4 @@
--- The verbs of the program: xtrain generate, export, eval, tokenize, verify, diff, ctl, test. Each
+-- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test. Each
 -- takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
@@ -328,6 +328,31 @@ function M.diff(words)
   local plain, status = parse("diff", "RUN RUN", words, {}, 2)
   if not plain then return status end
   return tell("diff", require("xtrain.verify").diff(plain[1], plain[2]))
+end
+
+-- ---- replay ------------------------------------------------------------------------------------
+
+-- xtrain replay RUN --step N [--prompt]: makes a step of a saved run again, or opens the prompt
+-- right before it.
+function M.replay(words)
+  local rest, prompt = {}, false
+  for _, word in ipairs(words) do
+    if word == "--prompt" then prompt = true else rest[#rest + 1] = word end
+  end
+  local plain, o = parse("replay", "RUN --step N [--prompt]", rest, { step = 0 }, 1)
+  if not plain then return o end
+  if o.step < 1 then return select(2, complain("replay: --step N is missing, N from 1", USAGE)) end
+  local enter
+  if prompt then
+    local ok, stop = pcall(require, "xtrain.stop")
+    if not ok then
+      return select(2, complain("replay: this build has no prompt in recipes", FAILED))
+    end
+    enter = stop.open
+  end
+  local same, text = require("xtrain.replay").step(plain[1], o.step, enter)
+  if same == nil then return select(2, complain("replay: " .. text, FAILED)) end
+  return tell("replay", same, text)
 end
 
 -- ---- ctl ---------------------------------------------------------------------------------------

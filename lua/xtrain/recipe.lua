@@ -165,7 +165,9 @@ local function recipe(given, words)
   end
   edits.open(self)
   active.run = self
-  if replay and replay.last == 0 then error(replay, 0) end -- of interest were the options alone
+  if replay and replay.last == 0 and not replay.stand then
+    error(replay, 0) -- of interest were the options alone
+  end
   return self
 end
 
@@ -333,6 +335,16 @@ local function stop(self)
   os.exit(STOPPED, true)
 end
 
+-- At the last step of a replay: raises its table, unless whoever stands there goes on.
+local function end_replay(self)
+  local own = self.own
+  local replay = own.replay
+  if replay.stand then replay.stand(self) end
+  if own.step < replay.last then return end
+  replay.digests = save.digests(saved_params(own), saved_state(own))
+  error(replay, 0)
+end
+
 -- The numbers of all steps that are left. Between two of them lies the step boundary: digest, full
 -- collection, Ctrl-C.
 function run:steps()
@@ -346,8 +358,7 @@ function run:steps()
     xt.collect()
     if own.replay then
       if own.step >= own.replay.last then
-        own.replay.digests = save.digests(saved_params(own), saved_state(own))
-        error(own.replay, 0)
+        end_replay(self)
       end
     elseif ctl.boundary(self) or xt.interrupted() then
       stop(self)
@@ -444,7 +455,6 @@ end
 function run:note_nonfinite(text, found)
   local own = self.own
   own.progress:say(text)
-  if own.replay then own.replay.nonfinite = text end
   own.found[#own.found + 1] = ("step %d: %s"):format(own.step, found or "a sum overflowed")
 end
 
