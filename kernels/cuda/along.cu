@@ -192,7 +192,9 @@ template <class E> struct operands {
 /* G shares out rows; K vectors of a row are held in registers by each thread, all that there are,
    or none (K is 0), and the row is read for each pass. */
 template <template <class> class Op, class E, class G, int K>
-static __global__ void __launch_bounds__(G::BLOCK) along_rows(struct operands<E> p, struct rows r) {
+static __global__ void __launch_bounds__(G::BLOCK)
+    along_rows(const __grid_constant__ struct operands<E> p,
+               const __grid_constant__ struct rows r) {
     using W = xt_real<E>;
     constexpr int V = G::template V<E>, HELD = K ? K : 1;
     const int lane = G::lane();
@@ -402,7 +404,8 @@ template <class A, int GROUP> static __device__ inline A sum_before(A x, A *all)
    `totals` only the unit's sum is written, to it. */
 template <class E, class Out, class A, bool BACK, int GROUP>
 static __global__ void __launch_bounds__(THREADS)
-    scan_rows(const E *x, Out *y, const A *carry, A *totals, struct scanning s) {
+    scan_rows(const E *x, Out *y, const A *carry, A *totals,
+              const __grid_constant__ struct scanning s) {
     constexpr int V = xt_lanes<E>, UNITS = THREADS / GROUP;
     int lane = (int)threadIdx.x % GROUP;
     for (int64_t base = (int64_t)blockIdx.x * UNITS; base < s.units;
@@ -472,7 +475,7 @@ template <class A> static __global__ void scan_totals(A *totals, int64_t rows, i
 
 /* Rows that lie across memory: a thread for each. */
 template <class E, class Out, class A, bool BACK>
-static __global__ void scan_columns(const E *x, Out *y, struct rows r) {
+static __global__ void scan_columns(const E *x, Out *y, const __grid_constant__ struct rows r) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x; row < r.count; row += step) {
         int64_t start = row_start(r, row, r.n);
@@ -597,7 +600,8 @@ static __device__ inline struct choice<W> best_of_group(struct choice<W> c) {
    in blocks of BLOCK. */
 template <class E, int GROUP, int BLOCK>
 static __global__ void __launch_bounds__(BLOCK)
-    choose_rows(const E *x, E *values, int64_t *places, struct rows r, int64_t k) {
+    choose_rows(const E *x, E *values, int64_t *places, const __grid_constant__ struct rows r,
+                int64_t k) {
     using W = xt_real<E>;
     constexpr int ROWS = BLOCK / GROUP;
     int lane = (int)threadIdx.x % GROUP;
@@ -632,7 +636,8 @@ static __global__ void __launch_bounds__(BLOCK)
 
 /* Rows that lie across memory: a thread finds the best of each. */
 template <class E>
-static __global__ void argmax_columns(const E *x, int64_t *places, struct rows r) {
+static __global__ void argmax_columns(const E *x, int64_t *places,
+                                      const __grid_constant__ struct rows r) {
     using W = xt_real<E>;
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x; row < r.count; row += step) {
@@ -654,7 +659,8 @@ static __global__ void argmax_columns(const E *x, int64_t *places, struct rows r
    element, blocks of THREADS elements of one row. */
 template <class E>
 static __global__ void __launch_bounds__(THREADS)
-    rank_rows(const E *x, E *values, int64_t *places, struct rows r, int64_t k, int64_t parts) {
+    rank_rows(const E *x, E *values, int64_t *places, const __grid_constant__ struct rows r,
+              int64_t k, int64_t parts) {
     using W = xt_real<E>;
     __shared__ W tile[THREADS];
     for (int64_t unit = blockIdx.x; unit < r.count * parts; unit += gridDim.x) {

@@ -225,20 +225,26 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* A warp a row: delta = sum(g * out). */
-template <class T>
+/* delta = sum(g * out), LANES threads a row, N elements at a time; the sum goes by lanes. */
+template <class T, int LANES, int N>
 static __global__ void __launch_bounds__(THREADS)
     deltas(const __grid_constant__ struct xt_attention p) {
     using R = xt_real<T>;
-    int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    if (i >= p.batch * p.heads * p.sq) return;
-    int64_t row = i % p.sq, h = i / p.sq % p.heads, b = i / p.sq / p.heads;
+    const int64_t i = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    const bool there = i < p.batch * p.heads * p.sq;
+    const int64_t row = i % p.sq, h = i / p.sq % p.heads, b = there ? i / p.sq / p.heads : 0;
     const T *g = (const T *)p.g.data + b * p.g.batch + h * p.g.head + row * p.g.row;
     const T *o = (const T *)p.out.data + b * p.out.batch + h * p.out.head + row * p.out.row;
     R sum = 0;
-    for (int c = (int)threadIdx.x % 32; c < p.d; c += 32) sum += xt_to<R>(g[c]) * xt_to<R>(o[c]);
-    sum = xt_warp_sum(sum);
-    if (threadIdx.x % 32 == 0) ((R *)p.delta)[i] = sum;
+    for (int c = (int)threadIdx.x % LANES * N; there && c < p.d; c += LANES * N) {
+        const xt_vector<T, N> x = *(const xt_vector<T, N> *)(g + c);
+        const xt_vector<T, N> y = *(const xt_vector<T, N> *)(o + c);
+#pragma unroll
+        for (int k = 0; k < N; k++) sum += xt_to<R>(x.at[k]) * xt_to<R>(y.at[k]);
+    }
+#pragma unroll
+    for (int step = LANES / 2; step; step >>= 1) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    if (there && threadIdx.x % LANES == 0) ((R *)p.delta)[i] = sum;
 }
 
 /*
@@ -386,8 +392,26 @@ static enum xt_status run_deltas(struct xt_ctx *ctx, const struct xt_attention &
                                  enum xt_dtype dtype) {
     int64_t rows = p.batch * p.heads * p.sq;
     if (!rows) return XT_OK;
-    unsigned blocks = (unsigned)((rows + THREADS / 32 - 1) / (THREADS / 32));
-    XT_CUDA_FLOATS(dtype, { deltas<T><<<blocks, THREADS, 0, xt_cuda_stream(ctx)>>>(p); })
+    const int64_t strides[] = {p.g.batch, p.g.head, p.g.row, p.out.batch, p.out.head, p.out.row};
+    const int64_t lanes = 16 / (int64_t)xt_dtype_bytes(dtype);
+    bool wide = p.d % lanes == 0 && xt_is_aligned16(p.g.data) && xt_is_aligned16(p.out.data);
+    for (int k = 0; k < 6; k++) wide = wide && strides[k] % lanes == 0;
+    const int64_t each = THREADS / (wide && p.d <= 4 * lanes   ? 4
+                                    : wide && p.d <= 8 * lanes ? 8
+                                                               : 32);
+    const unsigned blocks = (unsigned)((rows + each - 1) / each);
+    cudaStream_t stream = xt_cuda_stream(ctx);
+    XT_CUDA_FLOATS(dtype, {
+        constexpr int N = xt_lanes<T>;
+        if (!wide)
+            deltas<T, 32, 1><<<blocks, THREADS, 0, stream>>>(p);
+        else if (each == THREADS / 4)
+            deltas<T, 4, N><<<blocks, THREADS, 0, stream>>>(p);
+        else if (each == THREADS / 8)
+            deltas<T, 8, N><<<blocks, THREADS, 0, stream>>>(p);
+        else
+            deltas<T, 32, N><<<blocks, THREADS, 0, stream>>>(p);
+    })
     return xt_cuda_launched(ctx);
 }
 

@@ -193,7 +193,8 @@ struct inline_bytes {
     unsigned char at[INLINE_BYTES];
 };
 
-static __global__ void write_bytes(unsigned char *to, struct inline_bytes from, int n) {
+static __global__ void write_bytes(unsigned char *to,
+                                   const __grid_constant__ struct inline_bytes from, int n) {
     int i = (int)threadIdx.x;
     if (i < n) to[i] = from.at[i];
 }

@@ -89,7 +89,8 @@ struct pick {
 };
 
 template <class U>
-static __global__ void pick_rows(U *to, const U *from, struct positions p, struct pick k) {
+static __global__ void pick_rows(U *to, const U *from, const __grid_constant__ struct positions p,
+                                 const __grid_constant__ struct pick k) {
     int down = THREADS / k.across, x = (int)threadIdx.x % k.across;
     int64_t begin = (int64_t)blockIdx.y * k.across + x, next = (int64_t)gridDim.y * k.across;
     for (int64_t r = (int64_t)blockIdx.x * down + threadIdx.x / k.across; r < k.rows;
@@ -107,7 +108,8 @@ static __global__ void pick_rows(U *to, const U *from, struct positions p, struc
    does, whose number, from 1, is in `last` (NULL: there is only one). */
 template <class U>
 static __global__ void put_rows(U *to, const U *from, const unsigned long long *last,
-                                struct positions p, struct pick k) {
+                                const __grid_constant__ struct positions p,
+                                const __grid_constant__ struct pick k) {
     int down = THREADS / k.across, x = (int)threadIdx.x % k.across;
     int64_t begin = (int64_t)blockIdx.y * k.across + x, next = (int64_t)gridDim.y * k.across;
     for (int64_t r = (int64_t)blockIdx.x * down + threadIdx.x / k.across; r < k.rows;
@@ -124,7 +126,8 @@ static __global__ void put_rows(U *to, const U *from, const unsigned long long *
     }
 }
 
-static __global__ void find_last(unsigned long long *last, struct positions p) {
+static __global__ void find_last(unsigned long long *last,
+                                 const __grid_constant__ struct positions p) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.n; i += step) {
         int64_t at = position_at(p, i);
@@ -453,7 +456,7 @@ static __device__ inline void put_to(A *to, const A *sum, int live, bool whole) 
 template <class A, class T>
 static __global__ void __launch_bounds__(THREADS)
     add_tiles(A *target, const T *grad, const uint64_t *keys, const uint32_t *order, A *edges,
-              struct adding f) {
+              const __grid_constant__ struct adding f) {
     constexpr int V = xt_lanes<T>;
     const T fill = xt_to<T>((xt_real<T>)0);
     int64_t columns = f.outer * f.vectors, items = columns * f.tiles;
@@ -532,7 +535,7 @@ static __global__ void __launch_bounds__(THREADS)
 template <class A, int V>
 static __global__ void __launch_bounds__(THREADS)
     join_tiles(A *target, const uint64_t *keys, const uint32_t *order, const A *edges,
-               struct adding f) {
+               const __grid_constant__ struct adding f) {
     int64_t columns = f.outer * f.vectors, items = columns * (f.tiles - 1);
     int64_t next = 2 * f.outer * f.row; /* from tile to tile of edges */
     for (int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x; item < items;
@@ -578,8 +581,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* keys[i] = position begin + i, or size where that is out of range. */
-static __global__ void keys_of_positions(uint64_t *keys, struct positions p, int64_t begin,
-                                         int count) {
+static __global__ void keys_of_positions(uint64_t *keys, const __grid_constant__ struct positions p,
+                                         int64_t begin, int count) {
     int step = (int)gridDim.x * THREADS;
     for (int i = (int)(blockIdx.x * THREADS + threadIdx.x); i < count; i += step) {
         int64_t at = position_at(p, begin + i);
@@ -746,8 +749,9 @@ static struct xt_places<1> places_of(const struct xt_tensor *index, const int64_
 }
 
 template <class U>
-static __global__ void gather_elements(U *to, const U *from, struct positions p,
-                                       struct xt_places<1> places, int64_t dim_step) {
+static __global__ void
+gather_elements(U *to, const U *from, const __grid_constant__ struct positions p,
+                const __grid_constant__ struct xt_places<1> places, int64_t dim_step) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x; e < p.n; e += step) {
         int64_t at[1], position = position_at(p, e);
@@ -797,9 +801,10 @@ static enum xt_status gather(struct xt_ctx *ctx, const struct xt_launch *l) {
 /* Elements of index that differ along dim alone may meet: with few of those (`n`), a thread adds
    them one after another. Index is (outer, n, inner), e = (o * n + i) * inner + j. */
 template <class A, class T>
-static __global__ void gather_back_lines(A *sums, const T *grad, struct positions p,
-                                         struct xt_places<1> places, int64_t dim_step, int64_t n,
-                                         int64_t inner) {
+static __global__ void gather_back_lines(A *sums, const T *grad,
+                                         const __grid_constant__ struct positions p,
+                                         const __grid_constant__ struct xt_places<1> places,
+                                         int64_t dim_step, int64_t n, int64_t inner) {
     int64_t step = (int64_t)gridDim.x * THREADS, lines = p.n / n;
     for (int64_t line = (int64_t)blockIdx.x * THREADS + threadIdx.x; line < lines; line += step) {
         int64_t o = inner == 1 ? line : line / inner, first = o * n * inner + (line - o * inner);
@@ -816,9 +821,9 @@ static __global__ void gather_back_lines(A *sums, const T *grad, struct position
 }
 
 /* keys[i] = where element begin + i is added, or total where its position is out of range. */
-static __global__ void keys_of_places(uint64_t *keys, struct positions p,
-                                      struct xt_places<1> places, int64_t dim_step, int64_t total,
-                                      int64_t begin, int count) {
+static __global__ void keys_of_places(uint64_t *keys, const __grid_constant__ struct positions p,
+                                      const __grid_constant__ struct xt_places<1> places,
+                                      int64_t dim_step, int64_t total, int64_t begin, int count) {
     int step = (int)gridDim.x * THREADS;
     for (int i = (int)(blockIdx.x * THREADS + threadIdx.x); i < count; i += step) {
         int64_t e = begin + i, at[1], position = position_at(p, e);

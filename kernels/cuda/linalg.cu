@@ -254,12 +254,20 @@ template <class U>
 static __global__ void copy_matrix(U *to, int64_t to_row, int64_t to_batch, int64_t to_rows,
                                    int64_t to_cols, const U *from, int64_t row, int64_t col,
                                    int64_t batch, int64_t rows, int64_t cols) {
+    constexpr int ROWS = 8; /* under way at a time, so that memory is kept busy */
     to += blockIdx.z * to_batch;
     from += blockIdx.z * batch;
-    for (int64_t i = blockIdx.y; i < to_rows; i += gridDim.y)
-        for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < to_cols;
-             j += (int64_t)gridDim.x * blockDim.x)
-            to[i * to_row + j] = i < rows && j < cols ? from[i * row + j * col] : U{};
+    const int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j >= to_cols) return;
+    for (int64_t i = (int64_t)blockIdx.y * ROWS; i < to_rows; i += (int64_t)gridDim.y * ROWS) {
+        U x[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            x[r] = i + r < rows && j < cols ? from[(i + r) * row + j * col] : U{};
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (i + r < to_rows) to[(i + r) * to_row + j] = x[r];
+    }
 }
 
 /* The two matrices of a copy; sizes and strides in elements. */
@@ -276,8 +284,9 @@ static void copy_units(struct xt_ctx *ctx, const struct copying *c, int64_t per)
     constexpr int THREADS = 256;
     const int64_t cols = c->to_cols / per;
     for (int64_t at = 0; at < c->items; at += 65535) {
+        const int64_t rows = (c->to_rows + 7) / 8;
         dim3 grid((unsigned)((cols + THREADS - 1) / THREADS),
-                  (unsigned)(c->to_rows < 65535 ? c->to_rows : 65535),
+                  (unsigned)(rows < 65535 ? rows : 65535),
                   (unsigned)(c->items - at < 65535 ? c->items - at : 65535));
         copy_matrix<<<grid, THREADS, 0, xt_cuda_stream(ctx)>>>(
             (U *)c->to + at * c->to_batch / per, c->to_row / per, c->to_batch / per, c->to_rows,
@@ -490,19 +499,22 @@ enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given
     const bool half = g.in == XT_BF16 || g.in == XT_F16, large = half && g.m * g.n * g.k >= 1 << 24;
     struct xt_cuda_gemm wide = g;
     if (large && g.k % 8) wide.k = padded(g.k);
+    /* Its rows too, where a is turned and copied in any case. */
+    if (large && g.m % 8 && g.a_row == 1 && g.out == XT_F32 && !is_fast(g.in, g.a, g.a_col, 0))
+        wide.m = padded(g.m);
     if (large && g.n % 8 && !(g.beta != 0 && g.out != XT_F32)) wide.n = padded(g.n);
     struct side a = {}, b = {}, bias = {};
     struct apart apart = {NULL, 0, g.m == 1 && g.c_row < g.n ? g.n : g.c_row, g.c_batch};
     const size_t bytes = xt_dtype_bytes(g.out);
     enum xt_status status = XT_OK;
-    XT_GO(prepare(ctx, g.in, g.a, g.a_row, g.a_col, g.a_batch, g.m, g.k, g.m, wide.k, g.batch,
+    XT_GO(prepare(ctx, g.in, g.a, g.a_row, g.a_col, g.a_batch, g.m, g.k, wide.m, wide.k, g.batch,
                   large, &a));
     XT_GO(prepare(ctx, g.in, g.b, g.b_row, g.b_col, g.b_batch, g.k, g.n, wide.k, wide.n, g.batch,
                   large, &b));
     if (wide.n != g.n ||
         (large && g.beta == 0 && !is_fast(g.out, g.c, apart.row, g.batch == 1 ? 0 : apart.step))) {
         apart.row = padded(g.n);
-        apart.step = apart.row * g.m;
+        apart.step = apart.row * wide.m;
         apart.bytes = (size_t)(apart.step * g.batch) * bytes;
         XT_GO(xt_scratch_get(ctx, XT_CUDA, apart.bytes, &apart.data));
         wide.beta = 0;

@@ -74,14 +74,14 @@ static __device__ int64_t valid_labels(const struct labels &labels, int64_t igno
 }
 
 static __global__ void __launch_bounds__(SUM_THREADS)
-    count_rows(const struct labels labels, int64_t ignore, int64_t *out) {
+    count_rows(const __grid_constant__ struct labels labels, int64_t ignore, int64_t *out) {
     const int64_t valid = valid_labels(labels, ignore);
     if (threadIdx.x == 0) *out = valid;
 }
 
 /* What a sum of losses is divided by; of nothing, the mean is to be 0. */
 static __global__ void __launch_bounds__(SUM_THREADS)
-    write_divisor(const struct labels labels, int64_t ignore, double *out) {
+    write_divisor(const __grid_constant__ struct labels labels, int64_t ignore, double *out) {
     const int64_t valid = valid_labels(labels, ignore);
     if (threadIdx.x == 0) *out = valid > 0 ? (double)valid : 1;
 }
@@ -181,8 +181,11 @@ static __device__ int64_t checked_label(const struct labels &labels, const struc
 
 template <class T, int LANES>
 static __global__ void __launch_bounds__(THREADS)
-    cross_entropy_rows(const struct xt_rows x, const struct labels labels, const struct options o,
-                       const struct xt_cuda_fault fault, xt_real<T> *losses, xt_real<T> *kept) {
+    cross_entropy_rows(const __grid_constant__ struct xt_rows x,
+                       const __grid_constant__ struct labels labels,
+                       const __grid_constant__ struct options o,
+                       const __grid_constant__ struct xt_cuda_fault fault, xt_real<T> *losses,
+                       xt_real<T> *kept) {
     using R = xt_real<T>;
     constexpr int GROUPS = THREADS / LANES;
     for (int64_t i = (int64_t)blockIdx.x * GROUPS + threadIdx.x / LANES; i < x.at.count;
@@ -264,9 +267,10 @@ static struct upstream<R> upstream_of(const struct xt_tensor *grad, bool each,
 /* (e^(x - lse) - smoothing / n) * by, less (1 - smoothing) * by at the label. */
 template <class T, int LANES>
 static __global__ void __launch_bounds__(THREADS)
-    cross_entropy_grad_rows(const struct xt_rows x, const struct labels labels,
-                            const struct options o, const xt_real<T> *lses,
-                            const struct upstream<xt_real<T>> up, T *dx) {
+    cross_entropy_grad_rows(const __grid_constant__ struct xt_rows x,
+                            const __grid_constant__ struct labels labels,
+                            const __grid_constant__ struct options o, const xt_real<T> *lses,
+                            const __grid_constant__ struct upstream<xt_real<T>> up, T *dx) {
     using R = xt_real<T>;
     constexpr int GROUPS = THREADS / LANES, N = xt_lanes<T>;
     const int lane = xt_lane<LANES>();
@@ -341,9 +345,11 @@ done:
 template <class T, int LANES>
 static __global__ void __launch_bounds__(LANES > 32 ? LANES : THREADS)
     logits_rows(xt_real<T> *logits, int64_t first, int64_t m, int64_t width,
-                const struct labels labels, const struct options o,
-                const struct xt_cuda_fault fault, const struct upstream<xt_real<T>> up,
-                xt_real<T> *losses, bool grad) {
+                const __grid_constant__ struct labels labels,
+                const __grid_constant__ struct options o,
+                const __grid_constant__ struct xt_cuda_fault fault,
+                const __grid_constant__ struct upstream<xt_real<T>> up, xt_real<T> *losses,
+                bool grad) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<R>, TILE = LANES * N, GROUPS = LANES > 32 ? 1 : THREADS / LANES;
     const int lane = xt_lane<LANES>();
@@ -483,21 +489,23 @@ static enum xt_status linear_pass(struct xt_ctx *ctx, const struct linear<T> *p)
             to_x.alpha = 1;
             XT_GO(xt_cuda_gemm(ctx, &to_x));
         }
-        if (p->dw) {
+        /* The classes that tensor cores take at full speed, then the few that are left. */
+        const int64_t even = V - V % 8;
+        for (int64_t from = 0; p->dw && from < V; from = from < even ? even : V) {
             struct xt_cuda_gemm to_w = {};
             to_w.in = in;
             to_w.out = wide;
-            to_w.m = V;
+            to_w.m = from < even ? even : V - even;
             to_w.n = D;
             to_w.k = m;
             to_w.batch = 1;
-            to_w.a = logits;
+            to_w.a = (const T *)logits + from;
             to_w.a_row = 1;
             to_w.a_col = narrow;
             to_w.b = x;
             to_w.b_row = D;
             to_w.b_col = 1;
-            to_w.c = p->dw;
+            to_w.c = p->dw + from * D;
             to_w.c_row = D;
             to_w.alpha = 1;
             to_w.beta = first > 0;

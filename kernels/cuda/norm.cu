@@ -58,8 +58,9 @@ static enum xt_status fill_nothing(struct xt_ctx *ctx, const struct xt_launch *l
  */
 template <class T, bool LAYER, int LANES, int N, int HOLD>
 static __global__ void __launch_bounds__(THREADS)
-    norm_rows(const struct xt_rows x, const struct gain w, const struct gain b,
-              const xt_real<T> eps, T *y, xt_real<T> *means, xt_real<T> *rstds) {
+    norm_rows(const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
+              const __grid_constant__ struct gain b, const xt_real<T> eps, T *y, xt_real<T> *means,
+              xt_real<T> *rstds) {
     using R = xt_real<T>;
     const int lane = xt_lane<LANES>();
     const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
@@ -168,7 +169,8 @@ static enum xt_status norm_of(struct xt_ctx *ctx, const struct xt_launch *l) {
  */
 template <class T, bool LAYER, int LANES>
 static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
-    norm_grad_rows(const struct xt_rows g, const struct xt_rows x, const struct gain w,
+    norm_grad_rows(const __grid_constant__ struct xt_rows g,
+                   const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
                    const xt_real<T> *means, const xt_real<T> *rstds, T *dx, xt_real<T> *parts) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<T>;
@@ -263,7 +265,8 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
 /* dx alone, of rows that are too long to be held or do not lie well. */
 template <class T, bool LAYER, int LANES, int N>
 static __global__ void __launch_bounds__(THREADS)
-    norm_grad_long(const struct xt_rows g, const struct xt_rows x, const struct gain w,
+    norm_grad_long(const __grid_constant__ struct xt_rows g,
+                   const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
                    const xt_real<T> *means, const xt_real<T> *rstds, T *dx) {
     using R = xt_real<T>;
     const int lane = xt_lane<LANES>();
@@ -302,9 +305,9 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* The gains' gradients alone: a block sums COLUMNS columns of its share of the rows. */
 template <class T, bool LAYER>
-static __global__ void gain_parts(const struct xt_rows g, const struct xt_rows x,
-                                  const xt_real<T> *means, const xt_real<T> *rstds,
-                                  xt_real<T> *parts) {
+static __global__ void gain_parts(const __grid_constant__ struct xt_rows g,
+                                  const __grid_constant__ struct xt_rows x, const xt_real<T> *means,
+                                  const xt_real<T> *rstds, xt_real<T> *parts) {
     using R = xt_real<T>;
     constexpr int TALL = THREADS / COLUMNS;
     __shared__ R all[2][TALL][COLUMNS];
@@ -466,8 +469,9 @@ struct heads {
  */
 template <class T, int N, bool INTERLEAVED>
 static __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_lines(const T *x, T *y, const struct heads q, const struct positions at,
-               const struct frequencies<xt_real<T>> f, const xt_real<T> sign) {
+    rope_lines(const T *x, T *y, const __grid_constant__ struct heads q,
+               const __grid_constant__ struct positions at,
+               const __grid_constant__ struct frequencies<xt_real<T>> f, const xt_real<T> sign) {
     using R = xt_real<T>;
     __shared__ R cosine[ROPE_BYTES / sizeof(R)], sine[ROPE_BYTES / sizeof(R)];
     const int64_t half = q.D / 2;

@@ -139,7 +139,7 @@ struct request {
     struct xt_cuda_fault bad_lr, bad_step;
 };
 
-static __global__ void prepare(const struct request q, struct step *out) {
+static __global__ void prepare(const __grid_constant__ struct request q, struct step *out) {
     const double norm = read_number(q.norm), lr = q.lr.value * (q.lr.data ? read_number(q.lr) : 1);
     const int64_t count = (int64_t)read_number(q.step);
     double scale = q.has_divisor ? 1 / read_number(q.divisor) : q.scale;
@@ -341,7 +341,8 @@ static __device__ void scale_entry(const struct entry &e, int64_t first, int64_t
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    scale_blocks(const __grid_constant__ struct table t, const struct number norm, double max) {
+    scale_blocks(const __grid_constant__ struct table t, const __grid_constant__ struct number norm,
+                 double max) {
     const double size = read_number(norm), by = xt_clipping(size, max);
     if (!isfinite(size) || by == 1) return;
     const struct entry &e = entry_of(t);

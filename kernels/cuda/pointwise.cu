@@ -128,7 +128,8 @@ FROM_HALF(__half, uint8_t)
 
 /* ---- copies and casts ------------------------------------------------------------------------ */
 
-template <class From, class To, int VEC> __global__ void cast_flat(struct xt_plan p) {
+template <class From, class To, int VEC>
+__global__ void cast_flat(const __grid_constant__ struct xt_plan p) {
     const From *from = (const From *)p.data[0];
     To *to = (To *)p.data[1];
     int64_t step = (int64_t)gridDim.x * blockDim.x * VEC;
@@ -145,7 +146,8 @@ template <class From, class To, int VEC> __global__ void cast_flat(struct xt_pla
     }
 }
 
-template <class From, class To> __global__ void cast_strided(struct xt_plan p) {
+template <class From, class To>
+__global__ void cast_strided(const __grid_constant__ struct xt_plan p) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += step) {
         int64_t rest = i, from = 0, to = 0;
@@ -204,7 +206,8 @@ static enum xt_status copy_in_place(struct xt_ctx *ctx, const struct xt_launch *
 /* ---- selection: bits are chosen, the dtype is only a size ------------------------------------ */
 
 /* y = c != 0 ? a : b, or the value where a is left out. */
-template <class C, class U> __global__ void select(struct xt_plan p, U value) {
+template <class C, class U>
+__global__ void select(const __grid_constant__ struct xt_plan p, U value) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += step) {
         int64_t at[4] = {0}, rest = i;
@@ -277,7 +280,7 @@ static enum xt_status masked_fill(struct xt_ctx *ctx, const struct xt_launch *l)
 
 /* ---- in place -------------------------------------------------------------------------------- */
 
-template <class U> __global__ void set_elements(struct xt_plan p, U value) {
+template <class U> __global__ void set_elements(const __grid_constant__ struct xt_plan p, U value) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += step) {
         int64_t at = 0, rest = i;

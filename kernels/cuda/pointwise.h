@@ -69,7 +69,7 @@ __device__ inline void xt_point(const struct xt_plan &p, const int64_t *at, doub
 
 /* All operands lie one behind the other, or are one element; aligned to VEC of them. */
 template <class Op, class T, class R, int VEC>
-__global__ void xt_pointwise_flat(struct xt_plan p, double p0, double p1) {
+__global__ void xt_pointwise_flat(const __grid_constant__ struct xt_plan p, double p0, double p1) {
     using real = xt_real<T>;
     int64_t step = (int64_t)gridDim.x * blockDim.x * VEC;
     for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * VEC; i < p.n; i += step) {
@@ -111,7 +111,8 @@ __global__ void xt_pointwise_flat(struct xt_plan p, double p0, double p1) {
 
 /* Any strides; I is wide enough for every count. */
 template <class Op, class T, class R, class I>
-__global__ void xt_pointwise_strided(struct xt_plan p, double p0, double p1) {
+__global__ void xt_pointwise_strided(const __grid_constant__ struct xt_plan p, double p0,
+                                     double p1) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += step) {
         int64_t at[Op::IN + Op::OUT] = {0};

@@ -34,7 +34,8 @@ static __device__ uint32_t bits_at(uint64_t seed, uint64_t steps) {
 
 template <class T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    drop_all(const T *x, const struct xt_cuda_seed at, const struct drop drop, int64_t n, T *y) {
+    drop_all(const T *x, const __grid_constant__ struct xt_cuda_seed at,
+             const __grid_constant__ struct drop drop, int64_t n, T *y) {
     using R = xt_real<T>;
     const uint64_t seed = xt_seed_on_device(at);
     const int64_t step = (int64_t)gridDim.x * THREADS * N;
@@ -97,7 +98,7 @@ struct normal {
 
 template <class D>
 static __global__ void __launch_bounds__(THREADS)
-    draw_all(const struct xt_cuda_seed at, const D draw, int64_t n, float *y) {
+    draw_all(const __grid_constant__ struct xt_cuda_seed at, const D draw, int64_t n, float *y) {
     constexpr int N = 4;
     const uint64_t seed = xt_seed_on_device(at);
     const int64_t step = (int64_t)gridDim.x * THREADS * N;
@@ -148,8 +149,9 @@ static enum xt_status randn_all(struct xt_ctx *ctx, const struct xt_launch *l) {
  */
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    multinomial_rows(const T *probs, int64_t rows, int64_t n, const struct xt_cuda_seed at,
-                     const struct xt_cuda_fault fault, int64_t *y) {
+    multinomial_rows(const T *probs, int64_t rows, int64_t n,
+                     const __grid_constant__ struct xt_cuda_seed at,
+                     const __grid_constant__ struct xt_cuda_fault fault, int64_t *y) {
     __shared__ double weights[TILE], ends[ENDS], target;
     __shared__ int64_t begin; /* where the walk begins, and -1 when it is over */
     const bool adds = threadIdx.x == 0;
@@ -231,8 +233,8 @@ static enum xt_status multinomial(struct xt_ctx *ctx, const struct xt_launch *l)
 
 /* ---- seed_mix -------------------------------------------------------------------------------- */
 
-static __global__ void mix_seeds(const struct xt_cuda_seed seed, const struct xt_cuda_seed a,
-                                 uint64_t *y) {
+static __global__ void mix_seeds(const __grid_constant__ struct xt_cuda_seed seed,
+                                 const __grid_constant__ struct xt_cuda_seed a, uint64_t *y) {
     *y = xt_mix64(xt_mix64(xt_seed_on_device(seed)) ^ xt_seed_on_device(a));
 }
 

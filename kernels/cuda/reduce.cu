@@ -116,8 +116,8 @@ template <class F, int GROUP> static __device__ inline typename F::A join_group(
 /* inner is 1: GROUP threads fold a unit (o, chunk), whose elements lie side by side. */
 template <class F, int GROUP>
 static __global__ void __launch_bounds__(THREADS)
-    fold_rows(const typename F::E *x, struct folding f, typename F::A *partial,
-              typename F::Out *y) {
+    fold_rows(const typename F::E *x, const __grid_constant__ struct folding f,
+              typename F::A *partial, typename F::Out *y) {
     using E = typename F::E;
     using W = typename F::W;
     using A = typename F::A;
@@ -162,8 +162,8 @@ static __global__ void __launch_bounds__(THREADS)
    THREADS / across rows of them, which are joined as a tree. */
 template <class F>
 static __global__ void __launch_bounds__(THREADS)
-    fold_columns(const typename F::E *x, struct folding f, int across, typename F::A *partial,
-                 typename F::Out *y) {
+    fold_columns(const typename F::E *x, const __grid_constant__ struct folding f, int across,
+                 typename F::A *partial, typename F::Out *y) {
     using E = typename F::E;
     using W = typename F::W;
     using A = typename F::A;

@@ -24,7 +24,8 @@ struct copy {
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 template <class U>
-static __global__ void copy_elements(U *to, const U *from, struct xt_places<2> places,
+static __global__ void copy_elements(U *to, const U *from,
+                                     const __grid_constant__ struct xt_places<2> places,
                                      int64_t numel) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x; e < numel; e += step) {
@@ -42,8 +43,9 @@ struct square {
 };
 
 template <class U>
-static __global__ void copy_squares(U *to, const U *from, struct xt_places<2> outer,
-                                    struct square s) {
+static __global__ void copy_squares(U *to, const U *from,
+                                    const __grid_constant__ struct xt_places<2> outer,
+                                    const __grid_constant__ struct square s) {
     __shared__ U turned[TILE][TILE + 1];
     int x = (int)threadIdx.x % TILE, y = (int)threadIdx.x / TILE;
     for (int64_t tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
