@@ -1,6 +1,6 @@
--- v3: v2 wider and deeper, and for nearly seven times as many steps. The ancestor could afford it because it had
--- learned to run a batch in one pass instead of sequence by sequence: one GPU then did seven times
--- the work of four.
+-- v3: v2 wider and deeper, for nearly seven times as many steps. The ancestor could afford it, for
+-- it had learned to run a batch in one pass instead of sequence by sequence: one GPU then did seven
+-- times the work of four.
 --
 --   xtrain recipes/v3.lua device=cuda      v3.lua smoke=true: three small steps on any machine
 --

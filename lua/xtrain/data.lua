@@ -55,8 +55,8 @@ function M.tokens(given)
     accum = o.accum, rank = o.rank, world = o.world, starts = {} }, tokens)
   local total = handle:count() -- of tokens
   if o.held_out < 0 or o.held_out > total then
-    return nil, ("data.tokens: held_out is %d of %d tokens in %s"):format(o.held_out, total,
-      table.concat(files, ", "))
+    return nil, ("data.tokens: held_out is %d, and there are %d tokens in %s"):format(o.held_out,
+      total, table.concat(files, ", "))
   end
   self.first = o.part == "train" and 0 or total - o.held_out -- where the part begins
   self.count = o.part == "train" and total - o.held_out or o.held_out

@@ -105,6 +105,7 @@ end
 
 local HELD_OUT_SHARE, SMOKE_HELD_OUT_SHARE = 0.05, 0.2 -- of a text
 local SMOKE_BYTES = 1 << 20 -- that a smoke run takes of a text
+local FEWEST_BYTES = 1 << 14 -- a shorter text is repeated in a smoke run
 local SMOKE_VOCAB = 512
 
 -- "one two three ... nine hundred ninety-nine": a text for when there is none.
@@ -186,8 +187,10 @@ local function smoke_text(run, dir)
   local text = counting()
   if run.text ~= "" then
     local handle = must(io.open(run.text, "rb"))
-    text = handle:read(SMOKE_BYTES) or ""
+    text = handle:read(SMOKE_BYTES)
     handle:close()
+    if not text then fail(run.name .. ": there is nothing in " .. run.text) end
+    if #text < FEWEST_BYTES then text = (text .. "\n"):rep(FEWEST_BYTES // #text + 1) end
   else
     run.own.progress:say(run.name .. ": there are no token shards, so that this smoke run learns "
       .. "to count; text=FILE gives it another text")
@@ -352,9 +355,11 @@ function M.train(run)
     and (", %.4f bits a byte"):format(xt.data.bits_per_byte(loss, corpus.bytes_per_token)) or ""))
   if tokenizer then print("\n" .. sample(run, model, tokenizer) .. "\n") end
   print("saved in " .. run.out)
-  print(("to go on:    xtrain %s out=%s resume=auto steps=%d"):format(
-    run.own.recipe_path or "RECIPE.lua", run.out, 2 * o.steps))
-  print(('to generate: xtrain generate %s --prompt "%s"'):format(run.out, run.prompt))
+  if tokenizer and not o.smoke then
+    print(("to go on:    the same command with out=%s resume=auto steps=%d"):format(run.out,
+      2 * o.steps))
+    print(('to generate: xtrain generate %s --prompt "%s"'):format(run.out, run.prompt))
+  end
 end
 
 return M
