@@ -1,5 +1,5 @@
--- The verbs of the program: xtrain generate, export, eval, tokenize, verify, diff, ctl. Each takes
--- the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
+-- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test. Each
+-- takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
 
@@ -343,6 +343,31 @@ function M.diff(words)
   return tell("diff", require("xtrain.verify").diff(plain[1], plain[2]))
 end
 
+-- ---- replay ------------------------------------------------------------------------------------
+
+-- xtrain replay RUN --step N [--prompt]: makes a step of a saved run again, or opens the prompt
+-- right before it.
+function M.replay(words)
+  local rest, prompt = {}, false
+  for _, word in ipairs(words) do
+    if word == "--prompt" then prompt = true else rest[#rest + 1] = word end
+  end
+  local plain, o = parse("replay", "RUN --step N [--prompt]", rest, { step = 0 }, 1)
+  if not plain then return o end
+  if o.step < 1 then return select(2, complain("replay: --step N is missing, N from 1", USAGE)) end
+  local enter
+  if prompt then
+    local ok, stop = pcall(require, "xtrain.stop")
+    if not ok then
+      return select(2, complain("replay: this build has no prompt in recipes", FAILED))
+    end
+    enter = stop.open
+  end
+  local same, text = require("xtrain.replay").step(plain[1], o.step, enter)
+  if same == nil then return select(2, complain("replay: " .. text, FAILED)) end
+  return tell("replay", same, text)
+end
+
 -- ---- ctl ---------------------------------------------------------------------------------------
 
 local WORDS = { eval = 2, save = 2, stop = 2, set = 4 } -- how many, with run and command
@@ -372,6 +397,19 @@ function M.ctl(words)
   if not text then return select(2, complain("ctl: " .. message, FAILED)) end
   print(text)
   return DONE
+end
+
+-- ---- test --------------------------------------------------------------------------------------
+
+-- xtrain test [PATH...]: runs specs.
+function M.test(words)
+  local plain, o = parse("test", "[PATH...] [--filter PATTERN]", words,
+    { filter = options.optional }, 0)
+  if not plain then return o end
+  local spec_run = require "xtrain.spec_run"
+  local files, message = spec_run.files(plain)
+  if not files then return select(2, complain("test: " .. message, USAGE)) end
+  return spec_run.run(files, o.filter) and DONE or FAILED
 end
 
 return M

@@ -136,7 +136,7 @@ local function recipe(given, words)
     end
   end
   local replay = active.replay
-  words = replay and {} or words or rawget(_G, "arg") or {}
+  words = replay and (replay.words or {}) or words or rawget(_G, "arg") or {}
   local o, message = options_text.apply(name, words, defaults)
   if o and o.smoke then
     for key, value in pairs(small) do
@@ -178,6 +178,9 @@ local function recipe(given, words)
   end
   edits.open(self)
   active.run = self
+  if replay and replay.last == 0 and not replay.stand then
+    error(replay, 0) -- of interest were the options alone
+  end
   return self
 end
 
@@ -276,7 +279,13 @@ local function close_step(self)
     own.norm or 0.0, number_of(own.lr) or 0.0))
   if #own.chain == MOST_DIGESTS then own.chain = {} end -- of a recipe that does not log
   own.chain[#own.chain + 1] = save.hex(own.digest)
-  if own.replay then own.replay.chain[own.step] = save.hex(own.digest) end
+  if own.replay then
+    own.replay.chain[own.step] = save.hex(own.digest)
+    if own.replay.steps then
+      own.replay.steps[own.step] = { loss = loss_of(own), grad_norm = own.norm,
+        lr = number_of(own.lr) }
+    end
+  end
   own.tokens = own.tokens + own.step_tokens
 end
 
@@ -339,11 +348,21 @@ local function stop(self)
   os.exit(STOPPED, true)
 end
 
+-- At the last step of a replay: raises its table, unless whoever stands there goes on.
+local function end_replay(self)
+  local own = self.own
+  local replay = own.replay
+  if replay.stand then replay.stand(self) end
+  if own.step < replay.last then return end
+  replay.digests = save.digests(saved_params(own), saved_state(own))
+  error(replay, 0)
+end
+
 -- The numbers of all steps that are left. Between two of them lies the step boundary: digest, full
 -- collection, Ctrl-C.
 function run:steps()
   local own, last = self.own, self.options.steps
-  if self.options.bench > 0 then return bench.steps(self, begin_step) end
+  if self.options.bench > 0 and not own.replay then return bench.steps(self, begin_step) end
   if not own.replay then open_folder(self) end
   restore(self)
   edits.start(self)
@@ -352,8 +371,7 @@ function run:steps()
     xt.collect()
     if own.replay then
       if own.step >= own.replay.last then
-        own.replay.digests = save.digests(saved_params(own), saved_state(own))
-        error(own.replay, 0)
+        end_replay(self)
       end
     elseif ctl.boundary(self) or xt.interrupted() then
       stop(self)
@@ -450,7 +468,6 @@ end
 function run:note_nonfinite(text, found)
   local own = self.own
   own.progress:say(text)
-  if own.replay then own.replay.nonfinite = text end
   own.found[#own.found + 1] = ("step %d: %s"):format(own.step, found or "a sum overflowed")
 end
 
