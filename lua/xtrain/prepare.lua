@@ -61,8 +61,9 @@ end
 -- prepare{text, dir, vocab = 2048, held_out = 0.05, pattern = "gpt2", tokenizer = "", make = "",
 -- hint = ""}: text is the path of a text file, which the shell command `make` writes where it is
 -- missing; dir is where the results go; tokenizer is the path of one to use, instead of a new one
--- with vocab ids. Returns {tokenizer = path, train = path, held_out = path, held_out_text =
--- path, train_tokens, held_out_tokens, bytes_per_token (of the held-out text)}.
+-- with vocab ids. Returns {tokenizer = path, vocab (how many ids it has: fewer than were wanted of a
+-- short text), train = path, held_out = path, held_out_text = path, train_tokens, held_out_tokens,
+-- bytes_per_token (of the held-out text)}.
 local function prepare(given)
   local o = options.read("data.prepare", given, { text = options.required,
     dir = options.required, vocab = 2048, held_out = 0.05, pattern = "gpt2", tokenizer = "",
@@ -90,6 +91,7 @@ local function prepare(given)
       pattern = o.pattern })
   end
   must(tokenizer:save(o.dir))
+  made.vocab = tokenizer.vocab_size
   made.train_tokens = write_shard(tokenizer, train, made.train)
   made.held_out_tokens = write_shard(tokenizer, held, made.held_out)
   made.bytes_per_token = #held / made.held_out_tokens

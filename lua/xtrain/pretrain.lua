@@ -288,11 +288,12 @@ local function legible(text)
   end
 end
 
--- What the model makes of the prompt, up to the end of a document.
+-- What the model makes of the prompt, up to the end of a document or of its learned positions.
 local function sample(run, model, tokenizer)
-  local ids = {}
-  for _, id in ipairs(xt.generate(model, tokenizer:encode(run.prompt), {
-    max = run.sample_max, temperature = 0.8, top_p = 0.95, seed = run.seed,
+  local ids, prompt, max = {}, tokenizer:encode(run.prompt), run.sample_max
+  if model.check_length then max = math.min(max, model.config.context - #prompt) end
+  for _, id in ipairs(xt.generate(model, prompt, {
+    max = max, temperature = 0.8, top_p = 0.95, seed = run.seed,
     stop = tokenizer:id "<|endoftext|>",
   })) do
     -- A vocabulary that is padded has ids that stand for nothing.

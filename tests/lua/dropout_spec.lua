@@ -404,8 +404,8 @@ end)
 
 -- A recipe is found by being in recipes/. Sizes are made small where it has an option of that name.
 local SMALL = { text = "text.txt", vocab = 300, dim = 32, heads = 2, kv_heads = 2, head_dim = 16,
-  layers = 2, ffn = 48, hidden = 32, batch = 4, seq = 32, steps = 8, warmup = 1, log_every = 1,
-  eval_every = 0, save_every = 0, prompt = "the " }
+  layers = 2, ffn = 48, hidden = 32, batch = 4, accum = 1, seq = 32, steps = 8, warmup = 1,
+  log_every = 1, eval_every = 0, save_every = 0, prompt = "the " }
 
 local function recipes()
   local pipe = assert(io.popen "ls recipes/*.lua")
