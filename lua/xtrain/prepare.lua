@@ -61,7 +61,7 @@ end
 -- prepare{text, dir, vocab = 2048, held_out = 0.05, pattern = "gpt2", tokenizer = "", make = "",
 -- hint = ""}: text is the path of a text file, which the shell command `make` writes where it is
 -- missing; dir is where the results go; tokenizer is the path of one to use, instead of a new one
--- with vocab ids. Returns {tokenizer = path, vocab (how many ids it has: fewer than were wanted of a
+-- with vocab ids. Returns {tokenizer = path, vocab (its number of ids: fewer than were wanted of a
 -- short text), train = path, held_out = path, held_out_text = path, train_tokens, held_out_tokens,
 -- bytes_per_token (of the held-out text)}.
 local function prepare(given)
