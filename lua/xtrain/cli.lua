@@ -1,5 +1,6 @@
--- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test. Each
--- takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
+-- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test,
+-- plot. Each takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong
+-- usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
 
@@ -357,11 +358,7 @@ function M.replay(words)
   if o.step < 1 then return select(2, complain("replay: --step N is missing, N from 1", USAGE)) end
   local enter
   if prompt then
-    local ok, stop = pcall(require, "xtrain.stop")
-    if not ok then
-      return select(2, complain("replay: this build has no prompt in recipes", FAILED))
-    end
-    enter = stop.open
+    enter = require("xtrain.stop").stand
   end
   local same, text = require("xtrain.replay").step(plain[1], o.step, enter)
   if same == nil then return select(2, complain("replay: " .. text, FAILED)) end
@@ -410,6 +407,21 @@ function M.test(words)
   local files, message = spec_run.files(plain)
   if not files then return select(2, complain("test: " .. message, USAGE)) end
   return spec_run.run(files, o.filter) and DONE or FAILED
+end
+
+-- ---- plot --------------------------------------------------------------------------------------
+
+-- xtrain plot RUN...: loss, learning rate and gradient norm, here and as one HTML page.
+function M.plot(words)
+  local plain, o = parse("plot", "RUN... [--out PAGE.html]", words, { out = options.optional }, 1)
+  if not plain then return o end
+  local file = require "xtrain.core.file"
+  local text, out = require("xtrain.plot").plot(plain,
+    { out = o.out, columns = file.columns(), colour = file.isatty(1) })
+  if not text then return select(2, complain("plot: " .. out, FAILED)) end
+  print(text)
+  print("the page: " .. out)
+  return DONE
 end
 
 return M

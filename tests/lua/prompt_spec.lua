@@ -142,6 +142,7 @@ describe("a value at the prompt", function()
     has("prompt_spec.lua:", inspect.text(has))
     assert.are.equal("{ op exp(x), function of C }", inspect.text { xt.exp, string.format })
     assert.are.equal(tostring(xt.exp), inspect.text(xt.exp))
+    assert.are.equal("constant{peak = 2, warmup = 0}", inspect.text(xt.schedule.constant(2)))
   end)
 end)
 
@@ -396,11 +397,73 @@ describe("xtrain FILE --prompt", function()
   end)
 end)
 
+describe("Ctrl-C", function()
+  -- A program that sends it to itself; popen, since system() would ignore it meanwhile.
+  local function run(code)
+    local out = os.tmpname()
+    os.execute(("%s -e %s > %s 2>&1"):format(program, quote([[
+      local function press() io.popen("kill -INT $PPID"):close() end
+      local function attempt(fn) print(pcall(fn)) end
+    ]] .. code), out))
+    local text = read(out)
+    os.remove(out)
+    return text
+  end
+
+  it("raises where Lua is, once", function()
+    local text = run [[
+      attempt(function() press() while true do end end)
+      attempt(function() return "goes on" end)
+    ]]
+    assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\ntrue\tgoes on\n$", text)
+  end)
+
+  it("waits for what must be whole", function()
+    local text = run [[
+      local steps = 0
+      attempt(function()
+        xt.core.shielded(function()
+          press()
+          for i = 1, 1000 do steps = steps + xt.ones { 2 }:sum():item() / 2 end
+        end)
+        while true do end
+      end)
+      print(steps)
+    ]]
+    assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\n1000.0\n$", text)
+  end)
+
+  it("in an update of parameters changes all of them or none", function()
+    local text = run [[
+      local params = {}
+      for i = 1, 3 do params[i] = { name = "p" .. i, tensor = xt.var(xt.ones { 2, 2 }) } end
+      local opt = xt.optim.muon(params, { steps = 4 })
+      for _, p in ipairs(params) do (p.tensor * 3):sum():backward() end
+      local updates, orthogonalize = 0, xt.optim.orthogonalize
+      xt.optim.orthogonalize = function(...) -- in the middle of the update of each
+        updates = updates + 1
+        if updates == 1 then press() end
+        return orthogonalize(...)
+      end
+      attempt(function() opt:step(0.1) while true do end end)
+      local moved = 0
+      for _, p in ipairs(params) do moved = moved + (p.tensor[1][1]:item() ~= 1 and 1 or 0) end
+      print(updates, moved)
+    ]]
+    assert.is_truthy(text:find "interrupted\n3\t3\n$", text)
+  end)
+end)
+
 -- ---- a terminal --------------------------------------------------------------------------------
 
-local tmux = "LD_PRELOAD= tmux -L xtrain-spec-" .. tostring(os.time()) .. " -f /dev/null"
+-- A server of its own for each session: one that is about to end would be taken for a new one.
+local function server(socket) return ("LD_PRELOAD= tmux -S '%s' -f /dev/null"):format(socket) end
 
-if not os.execute(tmux .. " new-session -d true >/dev/null 2>&1") then -- it ends at once
+local probe = os.tmpname()
+os.remove(probe)
+local there = os.execute(server(probe) .. " new-session -d true >/dev/null 2>&1") -- ends at once
+os.remove(probe)
+if not there then
   pending "the prompt in a terminal: there is no tmux, or no terminal, here"
   return
 end
@@ -410,7 +473,7 @@ describe("the prompt in a terminal", function()
   local function in_terminal(words, fn, files)
     in_folder(function(dir)
       for name, text in pairs(files or {}) do write(dir .. "/" .. name, text) end
-      local name = "spec"
+      local name, tmux = "spec", server(dir .. "/tmux")
       local command = ("trap : INT; cd %s; %s %s; echo ended with $?; sleep 100"):format(dir,
         program, words)
       assert(os.execute(("XT_HISTORY=%s/history %s new-session -d -s %s -x 100 -y 50 %s"):format(
