@@ -259,6 +259,7 @@ local function settle_batch(run)
   return world * run.batch * o.accum
 end
 
+-- model(run, vocab) -> the model that the options of the run describe, with vocab tokens.
 function M.model(run, vocab)
   return family_of(run.family).make(run, {
     vocab = vocab, dim = run.dim, layers = run.layers, heads = run.heads, ffn = run.ffn,
@@ -267,7 +268,7 @@ function M.model(run, vocab)
   })
 end
 
--- Linear warm-up over a share of the steps, then half a cosine.
+-- schedule(run) -> lr(step): linear warm-up over a share of the steps, then half a cosine.
 function M.schedule(run)
   local steps = run.options.steps
   return xt.schedule.cosine { peak = run.lr, min = run.min_lr, total = steps,
@@ -314,7 +315,8 @@ local function say_what(run, model, rows)
     run.batch, run.options.accum, run.options.steps, count(run.options.steps * rows * run.seq)))
 end
 
--- From options to a trained model: data, model, optimizer, loop, and what it has learned.
+-- train(run): from options to a trained model: data, model, optimizer, loop, and what it has
+-- learned. run: xt.recipe(xt.pretrain.options {...}).
 function M.train(run)
   local o = run.options
   local rows = settle_batch(run)

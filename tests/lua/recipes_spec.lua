@@ -215,7 +215,8 @@ describe("every way of starting", function()
   local function same(launcher, got, out, losses, printed)
     assert.are.same(losses, got, launcher.name)
     for line in printed:gmatch "[^\n]+" do
-      assert.is_truthy(out:find(line, 1, true), launcher.name .. ": " .. line .. " is not in\n" .. out)
+      assert.is_truthy(out:find(line, 1, true),
+        ("%s: %s is not in\n%s"):format(launcher.name, line, out))
     end
   end
 
