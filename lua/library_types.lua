@@ -337,8 +337,8 @@ function tokenizer:save(dir) end
 -- types(skip) -> lines. skip: names of xt that are annotated by hand or are ops.
 return function(skip)
   local out = { CLASSES }
-  local parts = { "nn", "models", "optim", "schedule", "data", "tokenizer", "hf", "safetensors",
-    "json", "save", "debug", "init" }
+  local parts = { "nn", "models", "optim", "schedule", "data", "pretrain", "tokenizer", "hf",
+    "safetensors", "json", "save", "debug", "init" }
   for _, part in ipairs(options.names(getmetatable(xt).__names)) do
     -- All parts are loaded: functions of them become fields of xt. A part may be for specs alone.
     pcall(function() return xt[part] end)

@@ -57,7 +57,8 @@ end
 -- ---- model, optimizer, schedule ----------------------------------------------------------------
 
 local model = xt.models.qwen3 {
-  vocab = run.vocab, dim = run.dim, layers = run.layers, heads = run.heads, ffn = run.ffn,
+  vocab = text and text.vocab or run.vocab, -- a short text has fewer than were asked for
+  dim = run.dim, layers = run.layers, heads = run.heads, ffn = run.ffn,
   tied = true, dropout = run.dropout, recompute = run.recompute, dtype = run.dtype,
   seed = run.seed,
 }

@@ -272,8 +272,19 @@ local function file_ids(tokenizer, path, ending, format)
   return table.concat(parts), bytes
 end
 
--- xtrain tokenize --tokenizer T --out DIR FILE...: one token shard a file. A file is text or, when
--- its name says so, JSONL; gzip and zstd are unpacked; - is standard input.
+-- Leaves the tokenizer beside the shards, for whoever trains on them: true, or nil, message.
+local function keep_tokenizer(tokenizer, dir)
+  local path = dir .. "/tokenizer.json"
+  if not require("xtrain.core.file").exists(path) then return tokenizer:save(dir) end
+  local there, message = xt.tokenizer.load(path)
+  if not there then return nil, message end
+  if there.vocab_size == tokenizer.vocab_size then return true end
+  return nil, ("the shards in %s are of another tokenizer, with %d ids: give --tokenizer, with %d, "
+    .. "an --out of its own"):format(dir, there.vocab_size, tokenizer.vocab_size)
+end
+
+-- xtrain tokenize --tokenizer T --out DIR FILE...: one token shard a file, and tokenizer.json. A
+-- file is text or, when its name says so, JSONL; gzip and zstd are unpacked; - is standard input.
 function M.tokenize(words)
   local plain, o = parse("tokenize",
     "--tokenizer T --out DIR FILE... [--end TOKEN --format auto|text|jsonl]", words,
@@ -291,6 +302,8 @@ function M.tokenize(words)
   tokenizer, message = xt.tokenizer.load(o.tokenizer)
   if not tokenizer then return failed(message) end
   ok, message = require("xtrain.core.file").mkdir(o.out)
+  if not ok then return failed(message) end
+  ok, message = keep_tokenizer(tokenizer, o.out)
   if not ok then return failed(message) end
   -- Where the vocabulary has a token that ends a document, each document begins with it.
   local ending, width = tokenizer:encode_bytes(o["end"], { special = true })

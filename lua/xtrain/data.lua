@@ -37,29 +37,40 @@ local tokens = {}
 tokens.__index = tokens
 tokens.__name = "data.tokens"
 
--- tokens{files, seq, batch = 1, seed = 0, accum = 1, rank = 0, world = 1}: files is a path or a
--- list of paths of token shards, batch the rows of one call. A window is seq tokens and the one
--- that follows; each epoch visits every window once, in an order of its own.
+-- tokens{files, seq, batch = 1, seed = 0, accum = 1, rank = 0, world = 1, held_out = 0,
+-- part = "train"|"held_out"}: files is a path or a list of paths of token shards, batch the rows of
+-- one call. A window is seq tokens and the one that follows; each epoch visits every window once,
+-- in an order of its own. The last held_out tokens of all files are one part, those before it the
+-- other, and no window has tokens of both.
 -- A file that cannot be read: nil, message.
 function M.tokens(given)
   local o = options.read("data.tokens", given, { files = options.required,
-    seq = options.size, batch = 1, seed = 0, accum = 1, rank = 0, world = 1 })
+    seq = options.size, batch = 1, seed = 0, accum = 1, rank = 0, world = 1, held_out = 0,
+    part = "train" })
+  options.choice("data.tokens", "part", o.part, { "train", "held_out" })
   local files = type(o.files) == "string" and { o.files } or o.files
   local handle, message = core.open(files)
   if not handle then return nil, message end
   local self = setmetatable({ handle = handle, seq = o.seq, rows = o.batch, seed = o.seed,
     accum = o.accum, rank = o.rank, world = o.world, starts = {} }, tokens)
-  self.count = handle:count() -- of tokens
+  local total = handle:count() -- of tokens
+  if o.held_out < 0 or o.held_out > total then
+    return nil, ("data.tokens: held_out is %d, and there are %d tokens in %s"):format(o.held_out,
+      total, table.concat(files, ", "))
+  end
+  self.first = o.part == "train" and 0 or total - o.held_out -- where the part begins
+  self.count = o.part == "train" and total - o.held_out or o.held_out
   self.windows = (self.count - 1) // o.seq
   if self.windows < 1 then
-    return nil, ("data.tokens: %d tokens in %s, too few for one window of %d + 1"):format(
-      self.count, table.concat(files, ", "), o.seq)
+    return nil, ("data.tokens: %d tokens%s in %s, too few for one window of %d + 1"):format(
+      self.count, o.held_out == 0 and "" or o.part == "train" and " to train on" or " held out",
+      table.concat(files, ", "), o.seq)
   end
   self.permute = permutation(self.windows)
   return self
 end
 
--- The place of window number `number` (from 0, over all epochs) in the files, counted in windows.
+-- The place of window number `number` (from 0, over all epochs) in its part, counted in windows.
 function tokens:place(number)
   local epoch = number // self.windows
   return self.permute(xt.seed(self.seed, "epoch", epoch), number % self.windows)
@@ -74,7 +85,9 @@ function tokens:batch(step, micro)
   end
   local first = (((step - 1) * self.world + self.rank) * self.accum + micro) * self.rows
   local starts = self.starts
-  for row = 1, self.rows do starts[row] = self:place(first + row - 1) * self.seq end
+  for row = 1, self.rows do
+    starts[row] = self.first + self:place(first + row - 1) * self.seq
+  end
   return self.handle:windows(starts, self.seq)
 end
 
@@ -86,7 +99,7 @@ function tokens:in_order(most)
     if number >= self.windows or (most and batches >= most) then return nil end
     local starts = {}
     for row = 1, math.min(self.rows, self.windows - number) do
-      starts[row] = (number + row - 1) * self.seq
+      starts[row] = self.first + (number + row - 1) * self.seq
     end
     number, batches = number + #starts, batches + 1
     return self.handle:windows(starts, self.seq)
@@ -95,10 +108,16 @@ end
 
 -- ---- held-out data -----------------------------------------------------------------------------
 
--- Cuts a text in two at the line end nearest after (1 - share) of it: training text, held-out text.
+-- Cuts a text in two at the first line end after (1 - share) of it: training text, held-out text.
+-- In a text of one line the cut is at a blank, or before the character there.
 function M.split(text, share)
-  local cut = math.floor(#text * (1 - share))
-  cut = text:find("\n", math.max(cut, 1), true) or #text
+  local from = math.max(math.floor(#text * (1 - share)), 1)
+  local function after(what)
+    local cut = text:find(what, from, true)
+    return cut and cut < #text and cut
+  end
+  local cut = after "\n" or after " "
+    or (text:find("[^\x80-\xBF]", from + 1) or #text + 1) - 1
   return text:sub(1, cut), text:sub(cut + 1)
 end
 

@@ -56,6 +56,7 @@ local parts = {
   optim = "xtrain.optim",
   schedule = "xtrain.schedule",
   data = "xtrain.data",
+  pretrain = "xtrain.pretrain",
   tokenizer = "xtrain.tokenizer",
   json = "xtrain.core.json",
   safetensors = "xtrain.core.safetensors",
@@ -101,7 +102,7 @@ end
 
 -- Parts that are tables of functions: a name they do not have is an error that says so.
 local strict = { nn = true, models = true, optim = true, schedule = true, data = true,
-  tokenizer = true, safetensors = true, hf = true }
+  tokenizer = true, safetensors = true, hf = true, pretrain = true }
 
 setmetatable(xt, {
   __names = parts, -- for completion

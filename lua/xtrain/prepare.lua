@@ -30,7 +30,7 @@ end
 local function settings_of(o)
   local size, changed = file.size(o.text)
   return { text = o.text, bytes = size, changed = changed, vocab = o.vocab,
-    held_out = o.held_out, pattern = o.pattern }
+    held_out = o.held_out, pattern = o.pattern, tokenizer = o.tokenizer }
 end
 
 local function same(a, b)
@@ -58,20 +58,23 @@ local function write_shard(tokenizer, text, path)
   return #ids // width
 end
 
--- prepare{text, dir, vocab = 2048, held_out = 0.05, pattern = "gpt2", make = "", hint = ""}: text
--- is the path of a text file, which the shell command `make` writes where it is missing; dir is
--- where the results go. Returns {tokenizer = path, train = path, held_out = path, held_out_text =
--- path, train_tokens, held_out_tokens, bytes_per_token (of the held-out text)}.
+-- prepare{text, dir, vocab = 2048, held_out = 0.05, pattern = "gpt2", tokenizer = "", make = "",
+-- hint = ""}: text is the path of a text file, which the shell command `make` writes where it is
+-- missing; dir is where the results go; tokenizer is the path of one to use, instead of a new one
+-- with vocab ids. Returns {tokenizer = path, vocab (its number of ids: fewer than were wanted of a
+-- short text), train = path, held_out = path, held_out_text = path, train_tokens, held_out_tokens,
+-- bytes_per_token (of the held-out text)}.
 local function prepare(given)
   local o = options.read("data.prepare", given, { text = options.required,
-    dir = options.required, vocab = 2048, held_out = 0.05, pattern = "gpt2", make = "",
-    hint = "" })
+    dir = options.required, vocab = 2048, held_out = 0.05, pattern = "gpt2", tokenizer = "",
+    make = "", hint = "" })
   need_text(o)
   local settings, path = settings_of(o), o.dir .. "/" .. FACTS
   local facts = known_facts(path, settings)
   if facts then return facts.made end
   must(file.mkdir(o.dir))
-  io.stderr:write(("preparing %s: a vocabulary of %d, then token shards\n"):format(o.text, o.vocab))
+  io.stderr:write(("preparing %s: %s, then token shards\n"):format(o.text, o.tokenizer ~= ""
+    and "the tokenizer " .. o.tokenizer or "a vocabulary of " .. o.vocab))
   local made = { tokenizer = o.dir .. "/tokenizer.json", train = o.dir .. "/train.bin",
     held_out = o.dir .. "/held-out.bin", train_text = o.dir .. "/train.txt",
     held_out_text = o.dir .. "/held-out.txt" }
@@ -80,9 +83,15 @@ local function prepare(given)
   -- The vocabulary never sees the held-out text.
   must(file.write_atomic(made.train_text, train))
   must(file.write_atomic(made.held_out_text, held))
-  local tokenizer = must(xt.tokenizer.train { files = { made.train_text }, vocab = o.vocab,
-    pattern = o.pattern })
+  local tokenizer
+  if o.tokenizer ~= "" then
+    tokenizer = must(xt.tokenizer.load(o.tokenizer))
+  else
+    tokenizer = must(xt.tokenizer.train { files = { made.train_text }, vocab = o.vocab,
+      pattern = o.pattern })
+  end
   must(tokenizer:save(o.dir))
+  made.vocab = tokenizer.vocab_size
   made.train_tokens = write_shard(tokenizer, train, made.train)
   made.held_out_tokens = write_shard(tokenizer, held, made.held_out)
   made.bytes_per_token = #held / made.held_out_tokens

@@ -115,14 +115,17 @@ end
 
 -- recipe{name = ..., options with their defaults} [, words]: words are the overrides key=value, by
 -- default those of the command line. Raises for an unknown key or a value of the wrong kind.
+-- smoke = {option = value} are the defaults of a run with smoke=true.
 local function recipe(given, words)
   if type(given) ~= "table" or type(given.name) ~= "string" then
     fail("recipe: wanted a table of options with a name: xt.recipe{name = \"mine\", ...}")
   end
-  local name, defaults = given.name, {}
+  local name, defaults, small = given.name, {}, {}
   for key, value in pairs(COMMON) do defaults[key] = value end
   for key, value in pairs(given) do
-    if key ~= "name" then
+    if key == "smoke" and type(value) == "table" then
+      small = value
+    elseif key ~= "name" then
       if type(key) ~= "string" or RESERVED[key] then
         fail(("recipe: an option cannot be called '%s'"):format(tostring(key)))
       end
@@ -137,6 +140,16 @@ local function recipe(given, words)
   local replay = active.replay
   words = replay and (replay.words or {}) or words or rawget(_G, "arg") or {}
   local o, message = options_text.apply(name, words, defaults)
+  if o and o.smoke then
+    for key, value in pairs(small) do
+      if type(value) ~= type(defaults[key]) then
+        fail(("recipe: smoke sets '%s' to a %s, and as an option it is a %s"):format(key,
+          type(value), type(defaults[key])))
+      end
+      defaults[key] = value
+    end
+    o, message = options_text.apply(name, words, defaults)
+  end
   if not o then fail(message) end
   for key in pairs(replay and o or {}) do
     if replay.options[key] ~= nil then o[key] = replay.options[key] end
@@ -508,7 +521,7 @@ local function progress_text(self, row, step_seconds)
   if step_seconds then
     add("%s left", log.duration((self.options.steps - row.step) * step_seconds))
   end
-  return table.concat(parts, "  ")
+  return table.concat(parts, "  ") .. (row.sample and "\n" .. row.sample or "")
 end
 
 local function write_row(self, row)
@@ -522,7 +535,7 @@ end
 
 -- A line about this step: values are numbers or 0-dim tensors. The loss, tokens/s and digest are
 -- known to the run. The first call of a step counts as its log line, shown every log_every steps; a
--- later one, such as {held_out = loss}, is always written.
+-- later one, such as {held_out = loss, sample = text}, is always written.
 function run:log(step, values)
   local own, o = self.own, self.options
   if o.bench > 0 then return end

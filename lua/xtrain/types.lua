@@ -1168,6 +1168,7 @@ function xt.ops() end
 
 --- recipe{name = ..., options with their defaults} [, words]: words are the overrides key=value, by
 --- default those of the command line. Raises for an unknown key or a value of the wrong kind.
+--- smoke = {option = value} are the defaults of a run with smoke=true.
 ---@param options? table
 ---@param words string[]
 ---@return xt.run
@@ -1396,19 +1397,22 @@ function xt.data.bits_per_byte(nats, bytes_per_token) end
 function xt.data.evaluate(model, data, most) end
 
 --- prepare{...}: from a text file to shards; see prepare.lua.
----@param options {dir: any, held_out?: number, hint?: string, make?: string, pattern?: string, text: any, vocab?: number}
+---@param options {dir: any, held_out?: number, hint?: string, make?: string, pattern?: string, text: any, tokenizer?: string, vocab?: number}
 function xt.data.prepare(options) end
 
---- Cuts a text in two at the line end nearest after (1 - share) of it: training text, held-out text.
+--- Cuts a text in two at the first line end after (1 - share) of it: training text, held-out text.
+--- In a text of one line the cut is at a blank, or before the character there.
 ---@param text string
 ---@param share number
 function xt.data.split(text, share) end
 
---- tokens{files, seq, batch = 1, seed = 0, accum = 1, rank = 0, world = 1}: files is a path or a
---- list of paths of token shards, batch the rows of one call. A window is seq tokens and the one
---- that follows; each epoch visits every window once, in an order of its own.
+--- tokens{files, seq, batch = 1, seed = 0, accum = 1, rank = 0, world = 1, held_out = 0,
+--- part = "train"|"held_out"}: files is a path or a list of paths of token shards, batch the rows of
+--- one call. A window is seq tokens and the one that follows; each epoch visits every window once,
+--- in an order of its own. The last held_out tokens of all files are one part, those before it the
+--- other, and no window has tokens of both.
 --- A file that cannot be read: nil, message.
----@param options {accum?: number, batch?: number, files: string|string[], rank?: number, seed?: number, seq: integer, world?: number}
+---@param options {accum?: number, batch?: number, files: string|string[], held_out?: number, part?: string, rank?: number, seed?: number, seq: integer, world?: number}
 ---@return xt.data|nil, string?
 function xt.data.tokens(options) end
 
@@ -1417,6 +1421,26 @@ function xt.data.tokens(options) end
 ---@param path string
 ---@param ids xt.tensor
 function xt.data.write_shard(path, ids) end
+
+xt.pretrain = {}
+
+--- model(run, vocab) -> the model that the options of the run describe, with vocab tokens.
+---@param run? any
+---@param vocab? any
+function xt.pretrain.model(run, vocab) end
+
+--- options{name = ..., what is the recipe's own} -> all options, for xt.recipe.
+---@param options? table
+function xt.pretrain.options(options) end
+
+--- schedule(run) -> lr(step): linear warm-up over a share of the steps, then half a cosine.
+---@param run? any
+function xt.pretrain.schedule(run) end
+
+--- train(run): from options to a trained model: data, model, optimizer, loop, and what it has
+--- learned. run: xt.recipe(xt.pretrain.options {...}).
+---@param run? any
+function xt.pretrain.train(run) end
 
 xt.tokenizer = {}
 
@@ -1744,7 +1768,7 @@ function run:enter_optimizer(optimizer) end
 
 --- A line about this step: values are numbers or 0-dim tensors. The loss, tokens/s and digest are
 --- known to the run. The first call of a step counts as its log line, shown every log_every steps; a
---- later one, such as {held_out = loss}, is always written.
+--- later one, such as {held_out = loss, sample = text}, is always written.
 ---@param step integer
 ---@param values table<string, any>
 function run:log(step, values) end
@@ -1979,7 +2003,7 @@ function data:batch(step, micro) end
 ---@param most? any
 function data:in_order(most) end
 
---- The place of window number `number` (from 0, over all epochs) in the files, counted in windows.
+--- The place of window number `number` (from 0, over all epochs) in its part, counted in windows.
 ---@param number? any
 function data:place(number) end
 
