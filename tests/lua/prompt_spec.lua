@@ -39,6 +39,9 @@ describe("an entry", function()
     assert.is_nil((evaluate { "x = 4" }))
     assert.are.equal("8", evaluate { "x = 4", "x * 2" })
     assert.is_nil((evaluate { "" }))
+    assert.are.equal("5\t6", evaluate { "x = 5; x, x + 1" })
+    assert.are.equal("2", evaluate { "local n = 0\nfor i = 1, 2 do n = n + 1 end\nn" })
+    has("syntax error near <eof>", (evaluate { "x = 1 y" }))
   end)
 
   it("keeps its first result in _", function()
@@ -82,6 +85,9 @@ describe("an entry", function()
       .. "     3 |   return x + nil\n"
       .. ("  from %s:6\n"):format(path)
       .. "     6 |   local y = f.inner(x)", text)
+    text = evaluate { "function deep(n) return deep(n + 1) + 1 end", "deep(1)" }
+    has("stack overflow", text)
+    assert.is_true(select(2, text:gsub("\n", "")) < 5, text)
     has("prompt:1: matmul: a is 3x4, b is 5x2", evaluate({ "a:matmul(b)" },
       { a = xt.zeros { 3, 4 }, b = xt.zeros { 5, 2 } }))
   end)
@@ -335,7 +341,7 @@ describe("xtrain FILE --prompt", function()
     in_folder(function(dir)
       write(dir .. "/r.lua", text)
       write(dir .. "/in", table.concat(entries, "\n") .. "\n")
-      local command = "cd %s && XT_HISTORY= %s r.lua out=run %s --prompt <in >out 2>err"
+      local command = "cd %s && LD_PRELOAD= XT_HISTORY= %s r.lua out=run %s --prompt <in >out 2>err"
       local _, _, code = os.execute(command:format(dir, program, words or ""))
       out, err, status = read(dir .. "/out"), read(dir .. "/err"), code
     end)
@@ -401,7 +407,7 @@ describe("Ctrl-C", function()
   -- A program that sends it to itself; popen, since system() would ignore it meanwhile.
   local function run(code)
     local out = os.tmpname()
-    os.execute(("%s -e %s > %s 2>&1"):format(program, quote([[
+    os.execute(("LD_PRELOAD= %s -e %s > %s 2>&1"):format(program, quote([[
       local function press() io.popen("kill -INT $PPID"):close() end
       local function attempt(fn) print(pcall(fn)) end
     ]] .. code), out))
