@@ -439,6 +439,27 @@ describe("Ctrl-C", function()
     assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\n1000.0\n$", text)
   end)
 
+  it("lets a backward add all of its gradients", function()
+    local text = run [[
+      local x = xt.var(xt.randn({ 4, 4 }, { seed = 1 }))
+      local y = (x:matmul(x):exp() + x):sum()
+      y:backward { retain = true }
+      y:backward { retain = true }
+      local twice = x.grad:digest()
+      x:zero_grad()
+      y:backward { retain = true }
+      local pressed = 0
+      xt.debug.watch("exp", function() -- in the middle of the backward
+        if pressed == 0 then press() end
+        pressed = pressed + 1
+        for i = 1, 1000 do local _ = i end
+      end, { activations = false })
+      attempt(function() y:backward { retain = true } while true do end end)
+      print(pressed > 0, x.grad:digest() == twice)
+    ]]
+    assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\ntrue\ttrue\n$", text)
+  end)
+
   it("in an update of parameters changes all of them or none", function()
     local text = run [[
       local params = {}
@@ -533,7 +554,7 @@ describe("the prompt in a terminal", function()
     end, { history = "x = 1\nxt.version\ny = 2\n" })
   end)
 
-  it("is stopped by Ctrl-C in Lua, between ops and in a backward, and leaves all whole", function()
+  it("is stopped by Ctrl-C in Lua, between ops and backwards, and leaves all whole", function()
     in_terminal("", function(send, wait)
       wait "\n>"
       send({ "print('g' .. 'o') while true do end", "Enter" }, "\ngo")
