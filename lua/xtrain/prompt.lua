@@ -86,10 +86,19 @@ local function line_of(path, number)
   file:close()
 end
 
--- source_line(source, line) -> "    7 | the line", or nil: for "@file" sources.
+-- source_line(source, line) -> "    7 | the line", or nil: of "@file" and of the library.
 function M.source_line(source, number)
-  local path = source:match "^@(.+)$"
-  local text = path and number and number > 0 and line_of(path, number)
+  if not number or number < 1 then return nil end
+  local path, module, text = source:match "^@(.+)$", source:match "^=(xtrain%..+)$", nil
+  if module then
+    local n = 0
+    for line in ((core.source(module) or "") .. "\n"):gmatch "([^\n]*)\n" do
+      n = n + 1
+      if n == number then text = line end
+    end
+  else
+    text = path and line_of(path, number)
+  end
   return text and ("%6d | %s"):format(number, text) or nil
 end
 

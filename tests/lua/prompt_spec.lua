@@ -387,6 +387,15 @@ describe("xtrain FILE --prompt", function()
     assert.are.equal(1, status)
   end)
 
+  it("shows the library's functions, too, when asked", function()
+    local out = run("local xt = require 'xtrain'\nlocal l = xt.nn.linear { d_in = 2, d_out = 3 }\n"
+      .. "l(xt.ones { 4, 5 })", { "where", "where all", "frame 2", "locals", "quit" })
+    has("-> ", out)
+    has("r.lua:3 the file", (out:gsub("  ", " ")))
+    has("xtrain.nn:", out)
+    has("x = f32 4x5 cpu", out)
+  end)
+
   it("opens at the end of the file, with its locals", function()
     local out, _, status = run("#!/bin/xtrain\nlocal answer = 41 -- the end", { "answer + 1" })
     has("the end of r.lua", out)
