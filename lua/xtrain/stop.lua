@@ -199,6 +199,21 @@ end
 
 -- ---- the prompt --------------------------------------------------------------------------------
 
+-- Whether `continue N` has steps left; one of them begins.
+local function passes()
+  local left = M.steps_left and M.steps_left - 1
+  M.steps_left = left
+  return left, left ~= nil and left > 0
+end
+
+-- Before each step of a run.
+local function before_step(run, step)
+  local left = passes()
+  if M.first_done and left ~= 0 then return end
+  M.first_done = true
+  M.open(("%s, before step %d of %d"):format(run.name, step, run.options.steps), { level = 3 })
+end
+
 local HELP = [[
 where [all]      the stack, and the line that runs next; all: with the library's functions
 up, down         choose another of your frames; frame N any one, the library's too
@@ -231,7 +246,8 @@ local function commands(self, ended)
           return ("continue '%s': wanted a number of steps, or nothing"):format(number)
         end
         if not active.run then return "continue N counts the steps of a recipe: there is none" end
-        M.steps_left = steps
+        M.steps_left, M.first_done = steps, true
+        if not active.replay then active.before_step = before_step end
       end
       return nil, "continue"
     end,
@@ -302,25 +318,10 @@ function M.failed(message)
   return text
 end
 
--- Whether `continue N` has steps left; one of them begins.
-local function passes()
-  local left = M.steps_left and M.steps_left - 1
-  M.steps_left = left
-  return left, left ~= nil and left > 0
-end
-
 -- For a replay, before each step that it stands at.
 function M.stand(text)
   local _, on = passes()
   if not on then M.open(text, { level = 2, status = 0 }) end
-end
-
--- Before each step of a run.
-local function before_step(run, step)
-  local left = passes()
-  if M.first_done and left ~= 0 then return end
-  M.first_done = true
-  M.open(("%s, before step %d of %d"):format(run.name, step, run.options.steps), { level = 3 })
 end
 
 local function at_end(path)

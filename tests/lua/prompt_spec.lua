@@ -598,7 +598,8 @@ describe("the prompt in a terminal", function()
       send({ "x", "Enter" }, "f32 4x2 cpu")
       send({ "up", "Enter" }, "12 | local loss = loss_of")
       send({ "step, scale", "Enter" }, "\n1 1\n")
-      send({ "scale = 5", "Enter", "continue", "Enter" }, "r.lua:16: five")
+      send({ "scale = 5", "Enter", "continue 2", "Enter" }, "small, before step 3 of 6")
+      send({ "continue", "Enter" }, "r.lua:16: five")
       wait "step 4 5"
       wait "ended with 1"
     end, { ["r.lua"] = slow })
