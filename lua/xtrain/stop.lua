@@ -153,11 +153,11 @@ local function frame_name(frame)
 end
 
 -- The stack with an arrow at the chosen frame; what is the library's or C is left out, unless it
--- was chosen.
-function stack:where()
+-- was chosen, or `all` is wanted.
+function stack:where(all)
   local lines = {}
   for at, frame in ipairs(self.frames) do
-    if (frame.users or at == self.at) and #lines < MOST_SHOWN then
+    if (all or frame.users or at == self.at) and #lines < MOST_SHOWN then
       lines[#lines + 1] = ("%s %d  %s"):format(at == self.at and "->" or "  ", at,
         frame_name(frame))
       if at == self.at then lines[#lines + 1] = prompt.source_line(frame.source, frame.line) end
@@ -199,8 +199,24 @@ end
 
 -- ---- the prompt --------------------------------------------------------------------------------
 
+-- Whether `continue N` has steps left; one of them begins.
+local function passes()
+  local left = M.steps_left and M.steps_left - 1
+  M.steps_left = left
+  return left, left ~= nil and left > 0
+end
+
+-- Before each step of a run.
+local function before_step(run, step)
+  local left = passes()
+  if M.first_done and left ~= 0 then return end
+  M.first_done = true
+  M.open(("%s, before step %d of %d"):format(run.name, step, run.options.steps), { level = 3 })
+end
+
 local HELP = [[
-where            the stack, and the line that runs next; up, down, frame N choose another frame
+where [all]      the stack, and the line that runs next; all: with the library's functions
+up, down         choose another of your frames; frame N any one, the library's too
 locals           the variables of the frame; any name shows or changes one:  lr = 1e-4
 continue [N]     go on; with N, stop again after N steps
 quit             end the program
@@ -210,7 +226,7 @@ local CANNOT = "after an error there is no way on: quit leaves, and the status i
 
 local function commands(self, ended)
   return {
-    where = function() return self:where() end,
+    where = function(_, which) return self:where(which == "all") end,
     up = function() return self:move(1) end,
     down = function() return self:move(-1) end,
     locals = function() return self:locals() end,
@@ -230,7 +246,8 @@ local function commands(self, ended)
           return ("continue '%s': wanted a number of steps, or nothing"):format(number)
         end
         if not active.run then return "continue N counts the steps of a recipe: there is none" end
-        M.steps_left = steps
+        M.steps_left, M.first_done = steps, true
+        if not active.replay then active.before_step = before_step end
       end
       return nil, "continue"
     end,
@@ -301,25 +318,10 @@ function M.failed(message)
   return text
 end
 
--- Whether `continue N` has steps left; one of them begins.
-local function passes()
-  local left = M.steps_left and M.steps_left - 1
-  M.steps_left = left
-  return left, left ~= nil and left > 0
-end
-
 -- For a replay, before each step that it stands at.
 function M.stand(text)
   local _, on = passes()
   if not on then M.open(text, { level = 2, status = 0 }) end
-end
-
--- Before each step of a run.
-local function before_step(run, step)
-  local left = passes()
-  if M.first_done and left ~= 0 then return end
-  M.first_done = true
-  M.open(("%s, before step %d of %d"):format(run.name, step, run.options.steps), { level = 3 })
 end
 
 local function at_end(path)

@@ -185,4 +185,20 @@ describe("a printed tensor", function()
     assert.is_truthy(text:find("NaN 400", 1, true))
     assert.is_true(caught, "the trap was left off")
   end)
+
+  if #xt.devices() == 1 then
+    pending "on another device: there is only one here"
+  else
+    it("on another device shows the same values", function()
+      for _, dtype in ipairs { "f32", "bf16", "f64", "i32", "u8" } do
+        local t = (xt.rand({ 90, 70 }, { seed = 5 }) * 100):to(dtype)
+        for _, view in ipairs { t, t:transpose(1, 2), t:slice(2, 3, 9) } do
+          local there = view:to(xt.devices()[2])
+          same_statistics(statistics(view), statistics(there))
+          local want, got = lines_of(tostring(view)), lines_of(tostring(there))
+          for i = 3, #want do assert.are.equal(want[i], got[i]) end
+        end
+      end
+    end)
+  end
 end)
