@@ -486,7 +486,6 @@ void xt_graph_end(struct xt_ctx *ctx, struct xt_graph *g) {
         struct xt_leaf *leaf = g->roots[i].leaf;
         if (!leaf) continue;
         take_off(ctx, g, &leaf->grad);
-        take_off(ctx, g, &leaf->buffer);
         take_off(ctx, g, &leaf->copy);
         g->roots[i].leaf = NULL;
         xt_leaf_release(ctx, leaf);

@@ -20,6 +20,15 @@ struct step {
     struct xt_tensor *outputs[XT_MAX_OUTPUTS]; /* in the plan; NULL: not wanted */
     struct xt_where where;                     /* the line of the record */
     bool updates;                              /* writes to the state */
+    size_t scratch;                            /* what its kernel takes; known after a run */
+    size_t scratch_at;                         /* where that lies in the arena */
+};
+
+/* What is placed in the arena: the value of a root, or the scratch of a launch. */
+struct item {
+    int root;        /* or -1: scratch */
+    int first, last; /* launches at which it lives */
+    size_t bytes, at;
 };
 
 /* Where a root of a plan lies. */
@@ -42,8 +51,10 @@ struct xt_plan {
     int n_tensors, cap_tensors;
     int *export_tensor; /* of each value of the export */
     int n_outputs;
-    enum place *place;        /* n_roots */
-    size_t *arena_at;         /* n_roots: bytes from the arena's beginning */
+    enum place *place;  /* n_roots */
+    size_t *arena_at;   /* n_roots: bytes from the arena's beginning */
+    struct item *items; /* n_items values, then the scratch of each launch */
+    int n_items;
     struct xt_storage **bind; /* n_roots: during a run */
     int64_t *bind_at;         /* n_roots: bytes from that storage's beginning */
     bool *updated;            /* n_roots: states that it writes */
@@ -289,16 +300,10 @@ static size_t rounded(size_t bytes) {
     return (bytes + 63) / 64 * 64;
 }
 
-/* A value to be placed in the arena. */
-struct item {
-    int root, first, last; /* launches at which it lives */
-    size_t bytes, at;
-};
-
 static int by_falling_size(const void *a, const void *b) {
-    const struct item *x = a, *y = b;
+    const struct item *x = *(const struct item *const *)a, *y = *(const struct item *const *)b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    return x->root < y->root ? -1 : 1;
+    return x < y ? -1 : 1;
 }
 
 static int by_place(const void *a, const void *b) {
@@ -306,43 +311,51 @@ static int by_place(const void *a, const void *b) {
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Largest first, each in the lowest gap among those that live at the same time. */
-static enum xt_status place_values(struct xt_ctx *ctx, struct making *m) {
+static void list_values(struct making *m) {
     struct xt_plan *plan = m->plan;
-    const struct xt_graph *g = m->g;
-    size_t item_bytes = (size_t)(g->n_roots + 1) * sizeof(struct item);
-    size_t near_bytes = (size_t)(g->n_roots + 1) * sizeof(struct item *);
-    struct item *items = xt_host_alloc(ctx, item_bytes);
-    struct item **near = xt_host_alloc(ctx, near_bytes);
-    int n = 0;
-    if (!items || !near) {
-        xt_host_free(ctx, items, item_bytes);
-        xt_host_free(ctx, near, near_bytes);
-        return XT_MEMORY;
-    }
-    for (int r = 0; r < g->n_roots; r++) {
-        const struct xt_graph_root *root = &g->roots[r];
-        if (plan->place[r] == OUTPUT) plan->memory.outputs += root->bytes;
+    for (int r = 0; r < m->g->n_roots; r++) {
+        size_t bytes = m->g->roots[r].bytes;
+        if (plan->place[r] == OUTPUT) plan->memory.outputs += bytes;
         if (plan->place[r] != ARENA) continue;
-        items[n++] = (struct item){r, m->first[r], m->last[r], rounded(root->bytes), 0};
+        plan->items[plan->n_items++] = (struct item){r, m->first[r], m->last[r], rounded(bytes), 0};
     }
-    qsort(items, (size_t)n, sizeof *items, by_falling_size);
-    for (int i = 0; i < n; i++) {
-        int k = 0;
-        for (int j = 0; j < i; j++)
-            if (items[j].first <= items[i].last && items[i].first <= items[j].last)
-                near[k++] = &items[j];
-        qsort(near, (size_t)k, sizeof(struct item *), by_place);
-        size_t at = 0;
-        for (int j = 0; j < k && near[j]->at < at + items[i].bytes; j++)
-            if (near[j]->at + near[j]->bytes > at) at = near[j]->at + near[j]->bytes;
-        items[i].at = at;
-        plan->arena_at[items[i].root] = at;
-        if (at + items[i].bytes > plan->memory.arena) plan->memory.arena = at + items[i].bytes;
+}
+
+/* Largest first, each in the lowest gap among those that live at the same time. */
+static enum xt_status place_items(struct xt_ctx *ctx, struct xt_plan *plan) {
+    int n = plan->n_items;
+    for (int p = 0; p < plan->n_nodes && plan->memory.placed; p++)
+        if (plan->steps[p].scratch)
+            plan->items[n++] = (struct item){-1, p, p, rounded(plan->steps[p].scratch), 0};
+    size_t bytes = ((size_t)n + 1) * sizeof(struct item *);
+    struct item **order = xt_host_alloc(ctx, bytes), **near = xt_host_alloc(ctx, bytes);
+    if (order && near) {
+        size_t most = 0;
+        for (int i = 0; i < n; i++) order[i] = &plan->items[i];
+        qsort(order, (size_t)n, sizeof *order, by_falling_size);
+        for (int i = 0; i < n; i++) {
+            struct item *own = order[i];
+            size_t at = 0;
+            int k = 0;
+            for (int j = 0; j < i; j++)
+                if (order[j]->first <= own->last && own->first <= order[j]->last)
+                    near[k++] = order[j];
+            qsort(near, (size_t)k, sizeof *near, by_place);
+            for (int j = 0; j < k && near[j]->at < at + own->bytes; j++)
+                if (near[j]->at + near[j]->bytes > at) at = near[j]->at + near[j]->bytes;
+            own->at = at;
+            if (own->root >= 0)
+                plan->arena_at[own->root] = at;
+            else
+                plan->steps[own->first].scratch_at = at;
+            if (at + own->bytes > most) most = at + own->bytes;
+        }
+        plan->memory.arena = most;
     }
-    xt_host_free(ctx, items, item_bytes);
-    xt_host_free(ctx, near, near_bytes);
-    return XT_OK;
+    enum xt_status status = order && near ? XT_OK : XT_MEMORY;
+    xt_host_free(ctx, order, bytes);
+    xt_host_free(ctx, near, bytes);
+    return status;
 }
 
 static void find_places(struct making *m) {
@@ -393,6 +406,7 @@ static void find_places(struct making *m) {
 
 static void free_plan(struct xt_ctx *ctx, struct xt_plan *plan) {
     DROP(fed, plan->n_inputs);
+    DROP(items, plan->n_roots + plan->n_nodes);
     DROP(order, plan->n_nodes);
     DROP(steps, plan->n_nodes);
     DROP(in, plan->n_in);
@@ -419,7 +433,6 @@ void xt_plan_free(struct xt_ctx *ctx, struct xt_plan *plan) {
 
 static enum xt_status fill_plan(struct xt_ctx *ctx, struct making *m) {
     struct xt_plan *plan = m->plan;
-    const struct xt_graph *g = m->g;
     leave_out(m);
     find_needed(m);
     plan->order = ARRAY(plan->n_nodes, int);
@@ -429,8 +442,10 @@ static enum xt_status fill_plan(struct xt_ctx *ctx, struct making *m) {
     XT_TRY(find_order(ctx, m));
     make_steps(m);
     find_places(m);
-    (void)g;
-    return place_values(ctx, m);
+    plan->items = ARRAY(m->g->n_roots + plan->n_nodes, struct item);
+    if (!plan->items) return XT_MEMORY;
+    list_values(m);
+    return place_items(ctx, plan);
 }
 
 static enum xt_status make_plan(struct xt_ctx *ctx, struct xt_graph *g, int e, const bool *fed,
@@ -652,27 +667,41 @@ static void bind_tensors(const struct xt_plan *plan) {
     }
 }
 
-static enum xt_status run_steps(struct xt_ctx *ctx, struct xt_plan *plan) {
-    struct xt_memory *memory = &ctx->memory[ctx->device];
+static enum xt_status run_steps(struct xt_ctx *ctx, struct xt_plan *plan,
+                                const struct xt_storage *arena) {
+    struct xt_scratch_room *room = &ctx->scratch;
+    bool placed = plan->memory.placed;
+    enum xt_status status = XT_OK;
+    *room = (struct xt_scratch_room){.on = true, .device = arena->device};
     for (int p = 0; p < plan->n_nodes; p++) {
         struct step *step = &plan->steps[p];
-        size_t live = memory->live_bytes, peak = memory->peak_bytes;
         ctx->fixed_where = step->where;
-        memory->peak_bytes = live;
-        enum xt_status status = xt_launch_ready(ctx, step->slot, &step->args, step->outputs);
-        if (memory->peak_bytes - live > plan->memory.scratch)
-            plan->memory.scratch = memory->peak_bytes - live;
-        if (memory->peak_bytes < peak) memory->peak_bytes = peak;
-        if (status != XT_OK) {
-            char who[200];
-            snprintf(who, sizeof who, "%s made at %s:%d", step->slot->op->name,
-                     step->where.file ? step->where.file : "?", step->where.line);
-            ctx->fixed_where = (struct xt_where){0};
-            return xt_fail_in(ctx, status, who);
-        }
+        room->base = placed && step->scratch ? (char *)arena->data + step->scratch_at : NULL;
+        room->bytes = step->scratch;
+        room->used = room->most = 0;
+        status = xt_launch_ready(ctx, step->slot, &step->args, step->outputs);
+        if (!placed) step->scratch = room->most;
+        if (room->most > plan->memory.scratch) plan->memory.scratch = room->most;
+        if (status == XT_OK) continue;
+        char who[200];
+        snprintf(who, sizeof who, "%s made at %s:%d", step->slot->op->name,
+                 step->where.file ? step->where.file : "?", step->where.line);
+        ctx->fixed_where = (struct xt_where){0};
+        status = xt_fail_in(ctx, status, who);
+        break;
     }
     ctx->fixed_where = (struct xt_where){0};
-    return XT_OK;
+    *room = (struct xt_scratch_room){0};
+    return status;
+}
+
+/* After the first run that came to its end: scratch has its place among the values. */
+static enum xt_status place_scratch(struct xt_ctx *ctx, struct xt_plan *plan) {
+    if (plan->memory.placed) return XT_OK;
+    plan->memory.placed = true;
+    enum xt_status status = place_items(ctx, plan);
+    plan->memory.placed = status == XT_OK;
+    return status;
 }
 
 /* Before the run: the tensors around what it makes or was lent. After it: copies of the rest. */
@@ -723,12 +752,13 @@ enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
     bind_tensors(plan);
     XT_GO(give_outputs(ctx, g, plan, false, made));
     ran = true;
-    XT_GO(run_steps(ctx, plan));
+    XT_GO(run_steps(ctx, plan, arena));
     XT_GO(give_outputs(ctx, g, plan, true, made));
     for (int r = 0; r < g->n_roots; r++)
         if ((plan->updated[r] || plan->lent[r]) && run.sources[r])
             xt_storage_written(ctx, run.sources[r]->storage);
     memcpy(outputs, made, (size_t)g->exports[e].n * sizeof *made);
+    place_scratch(ctx, plan); /* tried again after the next run where memory is short */
 done:
     if (status != XT_OK && made)
         for (int i = 0; i < g->exports[e].n; i++) xt_tensor_release(ctx, made[i]);
