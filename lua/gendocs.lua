@@ -194,9 +194,9 @@ function xt.no_grad(fn, ...) end
 ---@return T
 function xt.checkpoint(fn, ...) end
 
----@param fn function
+---@param fn function|table
 ---@param inputs xt.tensor[]
----@param options? {h?: number, tol?: number, seed?: integer, elements?: integer}
+---@param options? {model?: table, h?: number, tol?: number, seed?: integer, elements?: integer}
 ---@return boolean, table
 function xt.gradcheck(fn, inputs, options) end
 

@@ -73,10 +73,10 @@ end
 
 -- ---- runs that go on in the background ---------------------------------------------------------
 
-function place:start(words)
+function place:start(words, script)
   os.remove(self.dir .. "/status")
   self.pid = capture(("(sh -c %s & p=$!; echo $p; exec >&- 2>&-; wait $p; echo $? >'%s/status') &")
-    :format("'" .. self:command(words):gsub("'", "'\\''") .. "'", self.dir)):match "%d+"
+    :format("'" .. self:command(words, script):gsub("'", "'\\''") .. "'", self.dir)):match "%d+"
 end
 
 -- Exit status, or nil while it runs.

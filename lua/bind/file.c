@@ -194,6 +194,14 @@ static int monotonic(lua_State *L) {
     return 1;
 }
 
+/* sleep(seconds): a signal ends it early. */
+static int sleep_for(lua_State *L) {
+    double seconds = luaL_checknumber(L, 1);
+    struct timespec wanted = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&wanted, NULL);
+    return 0;
+}
+
 /* isatty(descriptor) -> boolean. */
 static int is_terminal(lua_State *L) {
     lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
@@ -240,6 +248,7 @@ int xtbind_file(lua_State *L) {
                                          {"write_atomic", write_atomic},
                                          {"truncate", truncate_file},
                                          {"monotonic", monotonic},
+                                         {"sleep", sleep_for},
                                          {"isatty", is_terminal},
                                          {"columns", columns},
                                          {"pid", process},

@@ -27,7 +27,10 @@ static const char usage_text[] =
     "       xtrain eval DIR FILE...         mean loss, perplexity, bits a byte\n"
     "       xtrain plot RUN...              curves in the terminal and as one HTML page\n"
     "       xtrain verify RUN               replay the last saved interval\n"
+    "       xtrain replay RUN --step N [--prompt]\n"
+    "                                       a step again, or the prompt right before it\n"
     "       xtrain diff RUN RUN             the first step at which two runs part\n"
+    "       xtrain ctl RUN eval|save|stop|set KEY VALUE   ask a run in another terminal\n"
     "       xtrain test [PATH...]           run specs\n"
     "       xtrain help, xtrain --version\n";
 

@@ -3,8 +3,11 @@
 -- divisor. Without a run nothing is entered.
 return {
   run = nil, -- the run that xt.recipe made last, or nil
-  -- Where steps of a run are made again (verify.lua): {options, out, save = folder or nil, last =
-  -- step, chain = {}}. The recipe takes these options, writes nothing, enters the digest of every
-  -- step in `chain`, and after step `last` enters `digests` of all tensors and raises this table.
+  -- Where steps of a run are made again (replay.lua): {options, out, save = folder or nil, run =
+  -- folder whose edits.jsonl holds, last = step, chain = {}}. The recipe takes these options,
+  -- writes nothing, enters the digest of every step in `chain`, and after step `last` enters
+  -- `digests` of all tensors and raises this table. words: overrides, as on the command line; steps
+  -- = {}: gets {loss, lr, grad_norm} of each step; trap: steps that are not finite are looked into;
+  -- stand(run): called after step `last`, before the end, which it may put off by a larger `last`.
   replay = nil,
 }

@@ -1,5 +1,5 @@
--- The verbs of the program: xtrain generate, export, eval, tokenize, verify, diff. Each takes the
--- words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
+-- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test. Each
+-- takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
 
@@ -328,6 +328,75 @@ function M.diff(words)
   local plain, status = parse("diff", "RUN RUN", words, {}, 2)
   if not plain then return status end
   return tell("diff", require("xtrain.verify").diff(plain[1], plain[2]))
+end
+
+-- ---- replay ------------------------------------------------------------------------------------
+
+-- xtrain replay RUN --step N [--prompt]: makes a step of a saved run again, or opens the prompt
+-- right before it.
+function M.replay(words)
+  local rest, prompt = {}, false
+  for _, word in ipairs(words) do
+    if word == "--prompt" then prompt = true else rest[#rest + 1] = word end
+  end
+  local plain, o = parse("replay", "RUN --step N [--prompt]", rest, { step = 0 }, 1)
+  if not plain then return o end
+  if o.step < 1 then return select(2, complain("replay: --step N is missing, N from 1", USAGE)) end
+  local enter
+  if prompt then
+    local ok, stop = pcall(require, "xtrain.stop")
+    if not ok then
+      return select(2, complain("replay: this build has no prompt in recipes", FAILED))
+    end
+    enter = stop.open
+  end
+  local same, text = require("xtrain.replay").step(plain[1], o.step, enter)
+  if same == nil then return select(2, complain("replay: " .. text, FAILED)) end
+  return tell("replay", same, text)
+end
+
+-- ---- ctl ---------------------------------------------------------------------------------------
+
+local WORDS = { eval = 2, save = 2, stop = 2, set = 4 } -- how many, with run and command
+
+-- xtrain ctl RUN eval|save|stop|set KEY VALUE: asks a run that goes on, in another terminal.
+function M.ctl(words)
+  local usage = "RUN eval|save|stop|set KEY VALUE"
+  local function wrong(format, ...)
+    local message = format:format(...)
+    return select(2, complain(("ctl: %s\nusage: xtrain ctl %s"):format(message, usage), USAGE))
+  end
+  local run, command, key, value = table.unpack(words)
+  if not command then return wrong("a word is missing") end
+  if not WORDS[command] then
+    local nearest = options.nearest(command, options.names(WORDS))
+    return wrong("there is no command '%s'%s", command,
+      nearest and ("; did you mean %s?"):format(nearest) or "")
+  end
+  if #words ~= WORDS[command] then
+    local wanted = command == "set" and "a key and a value" or "no more words"
+    return wrong("%s wants %s", command, wanted)
+  end
+  run = #run > 1 and run:gsub("/+$", "") or run
+  local text, message = require("xtrain.ctl").ask(run,
+    { command = command, key = key, value = value },
+    function(told) io.stderr:write("xtrain ctl: ", told, "\n") end)
+  if not text then return select(2, complain("ctl: " .. message, FAILED)) end
+  print(text)
+  return DONE
+end
+
+-- ---- test --------------------------------------------------------------------------------------
+
+-- xtrain test [PATH...]: runs specs.
+function M.test(words)
+  local plain, o = parse("test", "[PATH...] [--filter PATTERN]", words,
+    { filter = options.optional }, 0)
+  if not plain then return o end
+  local spec_run = require "xtrain.spec_run"
+  local files, message = spec_run.files(plain)
+  if not files then return select(2, complain("test: " .. message, USAGE)) end
+  return spec_run.run(files, o.filter) and DONE or FAILED
 end
 
 return M

@@ -14,12 +14,14 @@ local function is_float(t)
   return type(t) == "userdata" and t.dtype:find("^[fb]") ~= nil
 end
 
--- One number of whatever fn returns: the sum of all elements, each with its own fixed weight.
+-- One number of whatever fn returns: itself where it is one, else the sum of all elements, each
+-- with its own fixed weight.
 local function project(seed, ...)
   local total
   for i, out in ipairs { ... } do
     if is_float(out) then
       if out.dtype ~= "f64" then out = out:to "f64" end
+      if out.ndim == 0 and not is_float(select(2, ...)) then return out end
       local weight = xt.randn(out.shape, { seed = xt.seed(seed, "weight", i), dtype = "f64" })
       local part = (out * weight):sum()
       total = total and total + part or part
@@ -392,6 +394,7 @@ end
 -- Where something is wrong, `wrong` lists for each input or parameter one element: {name, path or
 -- input, element, index, gradient, slope}, and `layers` the innermost layers that are wrong by
 -- themselves. Where fn has a kink (relu at 0), any slope between left and right passes.
+-- Both values are those of fn's result where that is a scalar, else of a fixed sum of its elements.
 -- opts: model (whose parameters fn uses), h = 1e-5 (the step), tol = 1e-5 (relative), seed = 1,
 -- elements = 1000 (checked one by one where there is a kink, of each input).
 local function gradcheck(fn, inputs, given)

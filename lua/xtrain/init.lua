@@ -63,6 +63,7 @@ local parts = {
   save = "xtrain.save",
   plot = "xtrain.plot",
   debug = "xtrain.debug",
+  spec = "xtrain.spec",
   recipe = { "xtrain.recipe", "recipe" },
   live = { "xtrain.live", "live" },
   graph = { "xtrain.graph", "graph" },

@@ -13,6 +13,8 @@ local xt = require "xtrain"
 local nn = require "xtrain.nn"
 local active = require "xtrain.active"
 local bench = require "xtrain.bench"
+local ctl = require "xtrain.ctl"
+local edits = require "xtrain.edits"
 local finite = require "xtrain.finite"
 local log = require "xtrain.log"
 local options = require "xtrain.options"
@@ -131,7 +133,7 @@ local function recipe(given, words)
     end
   end
   local replay = active.replay
-  words = replay and {} or words or rawget(_G, "arg") or {}
+  words = replay and (replay.words or {}) or words or rawget(_G, "arg") or {}
   local o, message = options_text.apply(name, words, defaults)
   if not o then fail(message) end
   for key in pairs(replay and o or {}) do
@@ -145,7 +147,7 @@ local function recipe(given, words)
   local own = { models = {}, optimizers = {}, saves = {}, sums = {}, step = 0, digest = 0,
     tokens = 0, skips = 0, found = {}, best = math.huge, busy = 0.0, busy_tokens = 0,
     busy_steps = 0, rank = 0, world = 1, seconds = {}, chain = {}, replay = replay,
-    progress = log.progress() }
+    progress = log.progress(), common = COMMON }
   self.own = own
   own.recipe_text, own.recipe_path = recipe_text(2)
   if o.device ~= "" then xt.device(o.device) end
@@ -161,7 +163,11 @@ local function recipe(given, words)
     self.out, own.saves = choose_folder(name, o)
     if not self.out then fail(own.saves) end
   end
+  edits.open(self)
   active.run = self
+  if replay and replay.last == 0 and not replay.stand then
+    error(replay, 0) -- of interest were the options alone
+  end
   return self
 end
 
@@ -260,7 +266,13 @@ local function close_step(self)
     own.norm or 0.0, number_of(own.lr) or 0.0))
   if #own.chain == MOST_DIGESTS then own.chain = {} end -- of a recipe that does not log
   own.chain[#own.chain + 1] = save.hex(own.digest)
-  if own.replay then own.replay.chain[own.step] = save.hex(own.digest) end
+  if own.replay then
+    own.replay.chain[own.step] = save.hex(own.digest)
+    if own.replay.steps then
+      own.replay.steps[own.step] = { loss = loss_of(own), grad_norm = own.norm,
+        lr = number_of(own.lr) }
+    end
+  end
   own.tokens = own.tokens + own.step_tokens
 end
 
@@ -283,6 +295,7 @@ local function open_folder(self)
   elseif own.tokenizer then
     must(own.tokenizer:save(self.out))
   end
+  ctl.open(self)
 end
 
 -- Goes on from the newest save that can be read. Raises when there are saves and none can be.
@@ -318,31 +331,44 @@ local function stop(self)
   if own.step > 0 and own.saved ~= own.step then self:save(own.step) end
   own.progress:say(("stopped after step %d; to go on: xtrain %s out=%s resume=auto")
     :format(own.step, own.recipe_path or "RECIPE.lua", self.out))
+  ctl.close(self)
   os.exit(STOPPED, true)
+end
+
+-- At the last step of a replay: raises its table, unless whoever stands there goes on.
+local function end_replay(self)
+  local own = self.own
+  local replay = own.replay
+  if replay.stand then replay.stand(self) end
+  if own.step < replay.last then return end
+  replay.digests = save.digests(saved_params(own), saved_state(own))
+  error(replay, 0)
 end
 
 -- The numbers of all steps that are left. Between two of them lies the step boundary: digest, full
 -- collection, Ctrl-C.
 function run:steps()
   local own, last = self.own, self.options.steps
-  if self.options.bench > 0 then return bench.steps(self, begin_step) end
+  if self.options.bench > 0 and not own.replay then return bench.steps(self, begin_step) end
   if not own.replay then open_folder(self) end
   restore(self)
+  edits.start(self)
   return function()
     close_step(self)
     xt.collect()
     if own.replay then
       if own.step >= own.replay.last then
-        own.replay.digests = save.digests(saved_params(own), saved_state(own))
-        error(own.replay, 0)
+        end_replay(self)
       end
-    elseif xt.interrupted() then
+    elseif ctl.boundary(self) or xt.interrupted() then
       stop(self)
     end
     if own.step >= last then
       own.progress:close()
+      ctl.close(self)
       return nil
     end
+    edits.boundary(self, own.step + 1)
     begin_step(self, own.step + 1)
     return own.step
   end
@@ -429,7 +455,6 @@ end
 function run:note_nonfinite(text, found)
   local own = self.own
   own.progress:say(text)
-  if own.replay then own.replay.nonfinite = text end
   own.found[#own.found + 1] = ("step %d: %s"):format(own.step, found or "a sum overflowed")
 end
 
@@ -526,7 +551,8 @@ local function info_of(self, step)
   return { step = step, seed = self.options.seed, tokens = own.tokens, skips = own.skips,
     digest = save.hex(own.digest), digest_bits = own.digest, chain = own.chain,
     best = own.best < math.huge and own.best or nil,
-    bytes_per_token = own.bytes_per_token, name = self.name, options = self.options,
+    bytes_per_token = own.bytes_per_token, name = self.name,
+    options = edits.original_options(self),
     model = model_of(own), version = xt.version, fingerprint = save.fingerprint(),
     recipe = own.recipe_text and { text = own.recipe_text, path = own.recipe_path,
       hash = save.hex(xt.core.hash(own.recipe_text)) } or nil }
@@ -563,7 +589,9 @@ function run:resume(path)
   local dir, message = save.find(path)
   if not dir then return nil, message end
   self.own.saves = { dir }
+  edits.reopen(self)
   restore(self)
+  if self.own.edits.started then edits.start(self) end
   self.own.saves = { dir }
   return self.own.step
 end

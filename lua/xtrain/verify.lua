@@ -4,10 +4,9 @@
 -- The digest of a step links it to all before (recipe.lua), so the first step whose digests differ
 -- is the first that was not the same. Under another fingerprint (processor, device, libraries,
 -- version) the last bits of a sum may differ, so that nothing follows from other digests.
-local active = require "xtrain.active"
 local options = require "xtrain.options"
+local replay = require "xtrain.replay"
 local save = require "xtrain.save"
-local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
 local safetensors = require "xtrain.core.safetensors"
 
@@ -54,43 +53,6 @@ end
 
 -- ---- what a run has written --------------------------------------------------------------------
 
--- Rows of metrics.jsonl; a line cut short is left out.
-local function rows_of(run)
-  local rows = {}
-  for line in (file.read(run .. "/metrics.jsonl") or ""):gmatch "[^\n]+" do
-    local ok, row = pcall(json.decode, line)
-    if ok and type(row) == "table" and math.type(row.step) == "integer" then
-      rows[#rows + 1] = row
-    end
-  end
-  return rows
-end
-
--- {step = digest} of all steps that the log tells of, and the last of them.
-local function digests_of(rows)
-  local digests, last = {}, 0
-  for _, row in ipairs(rows) do
-    local list = row.digests or { row.digest }
-    for i, digest in ipairs(list) do digests[row.step - #list + i] = digest end
-    if #list > 0 then last = math.max(last, row.step) end
-  end
-  return digests, last
-end
-
--- The saves of a run, oldest first: {step, dir, info}; or nil, message.
-local function saves_of(run)
-  if not file.exists(run) then return nil, run .. ": there is no such folder" end
-  local saves = {}
-  for _, step in ipairs(save.list(run)) do
-    local dir = run .. "/" .. save.name(step)
-    local info, message = save.info(dir)
-    if not info then return nil, message end
-    if type(info.digests) ~= "table" then return nil, dir .. "/state.json: has no digests" end
-    saves[#saves + 1] = { step = step, dir = dir, info = info }
-  end
-  return saves
-end
-
 -- A sentence about the first tensor of a save that is not what was saved, or nil.
 local function damage(each)
   for _, part in ipairs(PARTS) do
@@ -108,46 +70,19 @@ end
 
 -- ---- verify ------------------------------------------------------------------------------------
 
--- Makes the steps after `from` (a save; nil: from the start) up to the save `to` again. Returns
--- what active.replay says a replay leaves; or nil, message.
-local function replay(run, from, to)
-  local path = run .. "/recipe.lua"
-  local recipe = to.info.recipe
-  local text = recipe and recipe.text or file.read(path)
-  if not text then return nil, path .. ": there is no text of the recipe to replay" end
-  local chunk, message = load(text, "@" .. (recipe and recipe.path or path), "t")
-  if not chunk then return nil, message end
-  local out = os.tmpname()
-  os.remove(out)
-  local wanted = { out = out, save = from and from.dir, last = to.step, chain = {},
-    options = to.info.options }
-  local arguments = rawget(_G, "arg")
-  rawset(_G, "arg", { [0] = path })
-  active.replay = wanted
-  local ok, raised = xpcall(chunk, function(e)
-    return e == wanted and e or debug.traceback(tostring(e))
-  end)
-  active.replay, active.run = nil, nil
-  rawset(_G, "arg", arguments)
-  file.remove_tree(out)
-  if not ok and raised == wanted then return wanted end
-  if not ok then return nil, "the replay failed: " .. raised end
-  return nil, ("the replay ended before step %d"):format(to.step)
-end
-
 -- Compares a replay with what the run wrote: nil, or a sentence.
-local function compare(run, from, to, again)
-  local logged = digests_of(rows_of(run))
+local function compare(run, from, to, made)
+  local logged = replay.digests(replay.rows(run))
   logged[to.step] = to.info.digest
   local parted
   for step = from and from.step + 1 or 1, to.step do
-    if logged[step] and logged[step] ~= again.chain[step] then
-      parted = ("step %d: the replay has digest %s, the run %s"):format(step, again.chain[step],
+    if logged[step] and logged[step] ~= made.chain[step] then
+      parted = ("step %d: the replay has digest %s, the run %s"):format(step, made.chain[step],
         logged[step])
       break
     end
   end
-  local tensors = unlike_tensors(to.info.digests, again.digests)
+  local tensors = unlike_tensors(to.info.digests, made.digests)
   if tensors then
     tensors = ("step %d: the replay has other values of %s"):format(to.step, tensors)
   end
@@ -158,7 +93,7 @@ end
 -- start where there is one save), and compares. Returns whether all is as it should be, and a text.
 function M.verify(run)
   run = #run > 1 and run:gsub("/+$", "") or run
-  local saves, message = saves_of(run)
+  local saves, message = replay.saves(run)
   if not saves then return false, message end
   if #saves == 0 then return false, run .. ": no save here" end
   for _, each in ipairs(saves) do
@@ -172,10 +107,10 @@ function M.verify(run)
     message = not_comparable(each.info.fingerprint or {}, here, each.dir, "this program")
     if message then return false, message end
   end
-  local again
-  again, message = replay(run, from, to)
-  if not again then return false, message end
-  message = compare(run, from, to, again)
+  local made
+  made, message = replay.run(run, { from = from, info = to.info, last = to.step })
+  if not made then return false, message end
+  message = compare(run, from, to, made)
   if message then return false, message end
   local count = 0
   for _, part in ipairs(PARTS) do
@@ -211,13 +146,13 @@ local function read_run(run)
   run = #run > 1 and run:gsub("/+$", "") or run
   local config, message = require("xtrain.hf").read_json(run .. "/config.json")
   if not config then return nil, message end
-  local rows = rows_of(run)
-  local digests, last = digests_of(rows)
+  local rows = replay.rows(run)
+  local digests, last = replay.digests(rows)
   if last == 0 then return nil, run .. "/metrics.jsonl: no step is logged" end
   local by_step = {}
   for _, row in ipairs(rows) do by_step[row.step] = by_step[row.step] or row end
   return { path = run, config = config, digests = digests, last = last, rows = by_step,
-    saves = saves_of(run) or {} }
+    saves = replay.saves(run) or {} }
 end
 
 -- What the log lines of the step at which two runs part say about it.

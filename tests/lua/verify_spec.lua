@@ -1,5 +1,6 @@
--- xtrain verify and xtrain diff: a good run passes; what was changed is named by step and tensor.
+-- xtrain verify, diff and replay: a good run passes; what was changed is named by step and tensor.
 local xt = require "xtrain"
+local active = require "xtrain.active"
 local file = require "xtrain.core.file"
 local save = require "xtrain.save"
 local training = require "training"
@@ -8,7 +9,7 @@ local training = require "training"
 local RECIPE = [[
 local xt = require "xtrain"
 local run = xt.recipe { name = "small", files = "", seq = 8, batch = 4, dropout = 0.1, steps = 14,
-  save_every = 5, log_every = 4, flip = 0, salt = "" }
+  save_every = 5, log_every = 4, flip = 0, salt = "", bad = 0 }
 local data = assert(xt.data.tokens { files = run.files, seq = run.seq, batch = run.batch,
   accum = run.accum, seed = run.seed })
 local model = xt.models.qwen3 { vocab = 13, dim = 16, layers = 2, heads = 2, ffn = 32,
@@ -33,6 +34,7 @@ for step in run:steps() do
     end
     local sum, count = model:loss(ids, labels,
       { seed = xt.seed(run.seed, step, micro, salt), reduction = "sum" })
+    if step == run.bad then sum = sum + xt.log(sum - sum) end
     run:backward(sum, count)
   end
   local norm = opt:step(lr(step), { clip = 1.0 })
@@ -177,6 +179,88 @@ describe("xtrain verify", function()
     assert.are.equal(2, (verb "verify"))
     assert.are.equal(2, (verb "diff a"))
     assert.is_truthy(place:read "a/recipe.lua")
+  end)
+end)
+
+describe("xtrain replay", function()
+  test("makes any step again, from the save before it, and compares it", function(place, train,
+      verb)
+    train "out=a"
+    local before = place:digests("a", 14)
+    for step, from in pairs { [1] = "the start", [5] = "the start", [11] = "the save of step 10",
+      [14] = "the save of step 10" } do
+      local code, said = verb("replay a --step " .. step)
+      assert.are.equal(0, code, said)
+      assert.matches(("^a, from %s: step %d: loss %%d%%S+, grad_norm %%S+, lr %%S+, digest 0x%%x+, "
+        .. "as logged\n$"):format(from, step), said)
+    end
+    assert.are.same(before, place:digests("a", 14))
+  end)
+
+  test("says so where the step comes out differently", function(place, train, verb)
+    place:write("salt", "1")
+    train "out=a salt=salt"
+    place:write("salt", "2")
+    local code, said = verb "replay a --step 12"
+    assert.are.equal(1, code)
+    assert.matches("digest 0x%x+, but 0x%x+ in the log: the replay is not what the run was", said)
+  end)
+
+  test("names the first value that is not finite", function(_, train, verb)
+    train "out=a bad=12"
+    local code, said = verb "replay a --step 12"
+    assert.are.equal(0, code, said)
+    assert.matches("^step 12: the loss is .*not finite:\n  log at %S+small.lua:%d+, in forward: "
+      .. "the result f32 scalar: 1 %-inf.*\na, from the save of step 10: step 12: loss %-inf, "
+      .. "grad_norm NaN, .* as logged\n$", said)
+  end)
+
+  test("stands right before a step, with what the run had then", function(place, train)
+    train("out=a files=" .. place.dir .. "/tokens.bin")
+    local replay = require "xtrain.replay"
+    local said = {}
+    local ok, message = replay.step(place.dir .. "/a", 11, function(reason)
+      said[#said + 1] = reason
+      local run = active.run
+      assert.are.equal(9 + #said, run.own.step)
+      if #said > 1 then return end
+      local kept = assert(xt.safetensors.load(("%s/a/%s/model.safetensors"):format(place.dir,
+        save.name(10))))
+      for _, param in ipairs(xt.nn.params(run.own.models[1])) do
+        assert.are.equal(kept[param.name]:digest(), param.tensor:digest())
+      end
+      local seen = {} -- the recipe's locals are on the stack
+      for level = 1, 20 do
+        local info = debug.getinfo(level, "S")
+        if info and info.source:find "small.lua" then
+          for i = 1, 100 do
+            local name, value = debug.getlocal(level, i)
+            if not name then break end
+            seen[name] = value
+          end
+        end
+      end
+      assert.are.equal(run, seen.run)
+      assert.are.equal(run.own.models[1], seen.model)
+      assert.are.equal(run.own.optimizers[1], seen.opt)
+    end)
+    assert.is_true(ok, message)
+    assert.are.equal(5, #said) -- before each of the steps 11 to 14, and at the end
+    assert.matches("from the save of step 10: right before step 11; step 10: digest 0x%x+, as "
+      .. "logged$", said[1])
+    assert.matches("right before step 14; step 13: digest 0x%x+, as logged$", said[4])
+    assert.is_nil(active.run)
+  end)
+
+  test("says what is missing", function(_, train, verb)
+    train "out=a"
+    for words, wanted in pairs { ["replay nothing --step 3"] = "nothing: there is no such folder",
+      ["replay a --step 15"] = "a: has steps 1 to 14, not 15",
+      ["replay a"] = "%-%-step N is missing" } do
+      local code, said = verb(words)
+      assert.are.equal(wanted:find "missing" and 2 or 1, code)
+      assert.matches(wanted, said)
+    end
   end)
 end)
 

@@ -132,6 +132,33 @@ describe("watch", function()
     assert.are.same(want, grads(model))
   end)
 
+  it("loses nothing where any allocation fails, forward or backward", function()
+    local model, x = small(), seeded({ 4, 3 }, 9)
+    local function look(e) return e.value:abs():mean():item() end
+    xt.debug.watch(".*", look, { model = model })
+    local function run()
+      local loss = xt.checkpoint(model.forward, x)
+      loss:backward()
+    end
+    run()
+    local want = grads(model)
+    zero(model)
+    xt.collect()
+    local before, failures = xt.debug.live_count(), 0
+    for n = 1, 2000 do
+      xt.debug.fail_allocation(n)
+      local ok = pcall(run)
+      xt.debug.fail_allocation(0)
+      if ok then break end
+      failures = failures + 1
+      zero(model)
+      xt.collect()
+      assert.are.equal(before, xt.debug.live_count(), "allocation " .. n)
+    end
+    assert.is_true(failures > 20)
+    assert.are.same(want, grads(model))
+  end)
+
   it("may end itself, run in a coroutine, and see another watch", function()
     local count, other = 0, 0
     local w
