@@ -22,11 +22,13 @@ struct step {
     bool updates;                              /* writes to the state */
     size_t scratch;                            /* what its kernel takes; known after a run */
     size_t scratch_at;                         /* where that lies in the arena */
+    enum xt_device device;                     /* where it is launched */
 };
 
 /* What is placed in the arena: the value of a root, or the scratch of a launch. */
 struct item {
-    int root;        /* or -1: scratch */
+    int root; /* or -1: scratch */
+    enum xt_device device;
     int first, last; /* launches at which it lives */
     size_t bytes, at;
 };
@@ -55,11 +57,12 @@ struct xt_plan {
     size_t *arena_at;   /* n_roots: bytes from the arena's beginning */
     struct item *items; /* n_items values, then the scratch of each launch */
     int n_items;
-    struct xt_storage **bind; /* n_roots: during a run */
-    int64_t *bind_at;         /* n_roots: bytes from that storage's beginning */
-    bool *updated;            /* n_roots: states that it writes */
-    bool *lent;               /* n_roots: inputs that it writes */
-    bool backup;              /* something that can fail comes after a write to the state */
+    size_t arena_bytes[XT_DEVICE_COUNT]; /* of the block on each device */
+    struct xt_storage **bind;            /* n_roots: during a run */
+    int64_t *bind_at;                    /* n_roots: bytes from that storage's beginning */
+    bool *updated;                       /* n_roots: states that it writes */
+    bool *lent;                          /* n_roots: inputs that it writes */
+    bool backup; /* something that can fail comes after a write to the state */
     struct xt_plan_memory memory;
 };
 
@@ -272,11 +275,13 @@ static void make_steps(struct making *m) {
         memcpy(step->args.attrs, call->attrs, (size_t)call->slot->n_attrs * sizeof *call->attrs);
         memcpy(step->args.ints, call->ints, (size_t)call->n_ints * sizeof *call->ints);
         step->updates = xt_graph_node_updates(g, node);
+        step->device = XT_DEVICE_COUNT;
         for (int k = 0; k < call->n_inputs + call->n_outputs; k++) {
             struct xt_tensor *t = NULL;
             if (node->values[k] >= 0) {
                 t = &plan->tensors[tensor_for(m, node->values[k])];
                 int r = root_of(m, node->values[k]);
+                if (step->device == XT_DEVICE_COUNT) step->device = g->roots[r].device;
                 if (m->first[r] < 0) m->first[r] = p;
                 m->last[r] = p;
                 if (k < call->n_inputs && xt_slot_writes(call->slot, k)) {
@@ -317,7 +322,11 @@ static void list_values(struct making *m) {
         size_t bytes = m->g->roots[r].bytes;
         if (plan->place[r] == OUTPUT) plan->memory.outputs += bytes;
         if (plan->place[r] != ARENA) continue;
-        plan->items[plan->n_items++] = (struct item){r, m->first[r], m->last[r], rounded(bytes), 0};
+        plan->items[plan->n_items++] = (struct item){.root = r,
+                                                     .device = m->g->roots[r].device,
+                                                     .first = m->first[r],
+                                                     .last = m->last[r],
+                                                     .bytes = rounded(bytes ? bytes : 1)};
     }
 }
 
@@ -326,11 +335,15 @@ static enum xt_status place_items(struct xt_ctx *ctx, struct xt_plan *plan) {
     int n = plan->n_items;
     for (int p = 0; p < plan->n_nodes && plan->memory.placed; p++)
         if (plan->steps[p].scratch)
-            plan->items[n++] = (struct item){-1, p, p, rounded(plan->steps[p].scratch), 0};
+            plan->items[n++] = (struct item){.root = -1,
+                                             .device = plan->steps[p].device,
+                                             .first = p,
+                                             .last = p,
+                                             .bytes = rounded(plan->steps[p].scratch)};
     size_t bytes = ((size_t)n + 1) * sizeof(struct item *);
     struct item **order = xt_host_alloc(ctx, bytes), **near = xt_host_alloc(ctx, bytes);
     if (order && near) {
-        size_t most = 0;
+        size_t most[XT_DEVICE_COUNT] = {0};
         for (int i = 0; i < n; i++) order[i] = &plan->items[i];
         qsort(order, (size_t)n, sizeof *order, by_falling_size);
         for (int i = 0; i < n; i++) {
@@ -338,7 +351,8 @@ static enum xt_status place_items(struct xt_ctx *ctx, struct xt_plan *plan) {
             size_t at = 0;
             int k = 0;
             for (int j = 0; j < i; j++)
-                if (order[j]->first <= own->last && own->first <= order[j]->last)
+                if (order[j]->first <= own->last && own->first <= order[j]->last &&
+                    order[j]->device == own->device)
                     near[k++] = order[j];
             qsort(near, (size_t)k, sizeof *near, by_place);
             for (int j = 0; j < k && near[j]->at < at + own->bytes; j++)
@@ -348,9 +362,13 @@ static enum xt_status place_items(struct xt_ctx *ctx, struct xt_plan *plan) {
                 plan->arena_at[own->root] = at;
             else
                 plan->steps[own->first].scratch_at = at;
-            if (at + own->bytes > most) most = at + own->bytes;
+            if (at + own->bytes > most[own->device]) most[own->device] = at + own->bytes;
         }
-        plan->memory.arena = most;
+        plan->memory.arena = 0;
+        for (int d = 0; d < XT_DEVICE_COUNT; d++) {
+            plan->arena_bytes[d] = most[d];
+            plan->memory.arena += most[d];
+        }
     }
     enum xt_status status = order && near ? XT_OK : XT_MEMORY;
     xt_host_free(ctx, order, bytes);
@@ -668,15 +686,17 @@ static void bind_tensors(const struct xt_plan *plan) {
 }
 
 static enum xt_status run_steps(struct xt_ctx *ctx, struct xt_plan *plan,
-                                const struct xt_storage *arena) {
+                                struct xt_storage *const *arena) {
     struct xt_scratch_room *room = &ctx->scratch;
     bool placed = plan->memory.placed;
     enum xt_status status = XT_OK;
-    *room = (struct xt_scratch_room){.on = true, .device = arena->device};
+    room->on = true;
     for (int p = 0; p < plan->n_nodes; p++) {
         struct step *step = &plan->steps[p];
         ctx->fixed_where = step->where;
-        room->base = placed && step->scratch ? (char *)arena->data + step->scratch_at : NULL;
+        room->device = step->device;
+        room->base =
+            placed && step->scratch ? (char *)arena[step->device]->data + step->scratch_at : NULL;
         room->bytes = step->scratch;
         room->used = room->most = 0;
         status = xt_launch_ready(ctx, step->slot, &step->args, step->outputs);
@@ -722,7 +742,7 @@ enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
                             struct xt_tensor **outputs) {
     if (ctx->graph) return xt_fail(ctx, XT_STATE, "a graph cannot run while one is recorded");
     struct running run = {.g = g};
-    struct xt_storage *arena = NULL;
+    struct xt_storage *arena[XT_DEVICE_COUNT] = {NULL};
     size_t bytes = ((size_t)g->n_roots + 1) * sizeof(struct xt_tensor *);
     size_t fed_bytes = ((size_t)g->n_inputs + 1) * sizeof(bool);
     size_t made_bytes = ((size_t)g->exports[e].n + 1) * sizeof(struct xt_tensor *);
@@ -738,10 +758,12 @@ enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
     XT_GO(xt_plan_get(ctx, g, e, fed, &plan));
     run.plan = plan;
     XT_GO(bind_outside(ctx, &run, feeds, state));
-    XT_GO(xt_storage_new(ctx, ctx->device, plan->memory.arena, &arena));
+    for (int d = 0; d < XT_DEVICE_COUNT; d++)
+        if (plan->arena_bytes[d])
+            XT_GO(xt_storage_new(ctx, (enum xt_device)d, plan->arena_bytes[d], &arena[d]));
     for (int r = 0; r < g->n_roots; r++) {
         if (plan->place[r] == ARENA) {
-            plan->bind[r] = arena;
+            plan->bind[r] = arena[g->roots[r].device];
             plan->bind_at[r] = (int64_t)plan->arena_at[r];
         } else if (plan->place[r] == OUTPUT) {
             plan->bind[r] = NULL;
@@ -772,7 +794,8 @@ done:
         if (plan) plan->bind[r] = NULL;
         if (run.sources) xt_tensor_release(ctx, run.sources[r]);
     }
-    if (arena) xt_storage_release(ctx, arena);
+    for (int d = 0; d < XT_DEVICE_COUNT; d++)
+        if (arena[d]) xt_storage_release(ctx, arena[d]);
     xt_host_free(ctx, made, made_bytes);
     xt_host_free(ctx, run.backups, bytes);
     xt_host_free(ctx, run.sources, bytes);
