@@ -344,11 +344,7 @@ function M.replay(words)
   if o.step < 1 then return select(2, complain("replay: --step N is missing, N from 1", USAGE)) end
   local enter
   if prompt then
-    local ok, stop = pcall(require, "xtrain.stop")
-    if not ok then
-      return select(2, complain("replay: this build has no prompt in recipes", FAILED))
-    end
-    enter = stop.open
+    enter = require("xtrain.stop").stand
   end
   local same, text = require("xtrain.replay").step(plain[1], o.step, enter)
   if same == nil then return select(2, complain("replay: " .. text, FAILED)) end
