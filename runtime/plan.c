@@ -580,12 +580,20 @@ static bool same_as(const struct xt_tensor *a, const struct xt_tensor *b) {
            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
 }
 
+/* "input 'x' (recipe.lua:12)", "state 'norm.weight'" */
+static const char *who_is(const struct xt_graph_root *root, char *text, size_t bytes) {
+    if (root->kind == XT_ROOT_INPUT)
+        snprintf(text, bytes, "input '%s' (%s:%d)", root->name,
+                 root->where.file ? root->where.file : "?", root->where.line);
+    else
+        snprintf(text, bytes, "state '%s'", root->name);
+    return text;
+}
+
 /* What stands for a root in this run, after it has been checked. */
 static enum xt_status source_of(struct xt_ctx *ctx, const struct xt_graph_root *root,
                                 struct xt_tensor *given, struct xt_tensor **out) {
-    char got[128], want[128];
-    const char *kind = root->kind == XT_ROOT_INPUT ? "input" : "state";
-    const char *file = root->where.file ? root->where.file : "";
+    char got[128], want[128], who[300];
     if (root->kind == XT_ROOT_CONST && root->tensor->storage->version != root->version) {
         const struct xt_where *wrote = &root->tensor->storage->wrote;
         return xt_fail(ctx, XT_STATE, "a constant of the graph (%s) was changed in place at %s:%d",
@@ -594,27 +602,27 @@ static enum xt_status source_of(struct xt_ctx *ctx, const struct xt_graph_root *
     }
     *out = given ? given : root->tensor;
     if (!given && root->required)
-        return xt_fail(ctx, XT_ARGUMENT,
-                       "input '%s' (%s:%d) is required and was not fed, wanted %s", root->name,
-                       file, root->where.line, xt_describe(root->tensor, want, sizeof want));
+        return xt_fail(ctx, XT_ARGUMENT, "%s is required and was not fed, wanted %s",
+                       who_is(root, who, sizeof who), xt_describe(root->tensor, want, sizeof want));
     if (!given) return XT_OK;
     if (given->storage->hollow)
-        return xt_fail(ctx, XT_STATE, "%s '%s' is given a value of a recorded graph", kind,
-                       root->name);
+        return xt_fail(ctx, XT_STATE, "%s is given a value of a recorded graph",
+                       who_is(root, who, sizeof who));
     if (given->storage->device != root->device)
-        return xt_fail(ctx, XT_DEVICE, "%s '%s' (%s:%d) is on %s, wanted %s", kind, root->name,
-                       file, root->where.line, ctx->backend[given->storage->device]->name,
+        return xt_fail(ctx, XT_DEVICE, "%s is on %s, wanted %s", who_is(root, who, sizeof who),
+                       ctx->backend[given->storage->device]->name,
                        ctx->backend[root->device]->name);
     if (!same_as(given, root->tensor))
         return xt_fail(ctx, given->dtype != root->tensor->dtype ? XT_DTYPE : XT_SHAPE,
-                       "%s '%s' (%s:%d) is %s, wanted %s", kind, root->name, file, root->where.line,
+                       "%s is %s, wanted %s", who_is(root, who, sizeof who),
                        xt_describe(given, got, sizeof got),
                        xt_describe(root->tensor, want, sizeof want));
-    if (root->lent && !xt_is_contiguous(given))
-        return xt_fail(ctx, XT_ARGUMENT, "input '%s' (%s:%d) is lent and is not contiguous",
-                       root->name, file, root->where.line);
-    if (root->kind == XT_ROOT_STATE && xt_is_contiguous(root->tensor) && !xt_is_contiguous(given))
-        return xt_fail(ctx, XT_ARGUMENT, "state '%s' is a view that is not contiguous", root->name);
+    bool whole = root->lent || (root->kind == XT_ROOT_STATE && xt_is_contiguous(root->tensor));
+    if (whole && !xt_is_contiguous(given))
+        return xt_fail(ctx, XT_ARGUMENT,
+                       "%s is written in place and is given a tensor that is "
+                       "not contiguous",
+                       who_is(root, who, sizeof who));
     return XT_OK;
 }
 
@@ -629,12 +637,13 @@ struct running {
 /* What is written may not be what anything else of the run reads. */
 static enum xt_status check_lent(struct xt_ctx *ctx, const struct running *run, int r) {
     const struct xt_graph_root *roots = run->g->roots;
+    char who[300];
     for (int s = 0; s < run->g->n_roots; s++) {
         const struct xt_tensor *other = run->sources[s];
         if (s == r || !other || other->storage != run->sources[r]->storage) continue;
-        return xt_fail(ctx, XT_ARGUMENT, "input '%s' (%s:%d) is lent and shares its bytes with %s",
-                       roots[r].name, roots[r].where.file ? roots[r].where.file : "?",
-                       roots[r].where.line, roots[s].name ? roots[s].name : "a constant");
+        return xt_fail(ctx, XT_ARGUMENT, "%s is lent and shares its bytes with %s",
+                       who_is(&roots[r], who, sizeof who),
+                       roots[s].name ? roots[s].name : "a constant");
     }
     return XT_OK;
 }

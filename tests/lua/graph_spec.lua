@@ -496,6 +496,9 @@ describe("a training step as an export", function()
     assert.equal(g:state()["blocks.1.attn.wq"]:digest(), clone["blocks.1.attn.wq"]:digest())
     raises(function() g:run("sample", nil, { state = { norm = xt.ones { 2 } } }) end,
       "unknown state 'norm'", "norm.weight")
+    clone["norm.weight"] = xt.ones { 3 }
+    raises(function() replay_step(g, 2, 1, 1e-3, { state = clone }) end,
+      "state 'norm.weight' is f32 3, wanted f32 16")
   end)
 
   it("leaves the state as it was when a run fails", function()
