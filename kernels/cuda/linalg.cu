@@ -41,7 +41,7 @@
 struct key {
     int64_t m, n, k, batch, lda, ldb, ldc, a_batch, b_batch, c_batch;
     int32_t in, out, a_turned, b_turned, bias, add;
-    int32_t a_align, b_align, c_align; /* bytes, at most 256 */
+    int32_t a_align, b_align, c_align; /* bytes, at most 64 */
     int32_t unused;                    /* no padding that would not be zero */
 };
 
@@ -368,7 +368,7 @@ struct side {
 
 static int32_t alignment(const void *data) {
     uintptr_t p = (uintptr_t)data;
-    return (int32_t)(p & 255 ? p & (~p + 1) : 256);
+    return (int32_t)(p & 63 ? p & (~p + 1) : 64); /* what every tensor has, wherever it is placed */
 }
 
 /* Rows a multiple of 64 elements apart: what tensor cores like. */
