@@ -4,6 +4,7 @@
 local xt = require "xtrain"
 local core = require "xtrain.core"
 local nn = require "xtrain.nn"
+local observe = require "xtrain.observe"
 local options = require "xtrain.options"
 
 local M = {}
@@ -363,6 +364,40 @@ local function blame(self, model, report)
   end
 end
 
+-- ---- where a gradient is cut --------------------------------------------------------------------
+
+-- Names the calls that read what depends on an entry and yet carries no gradient, though their
+-- results do: behind them lies a detach or a no_grad. Storages tell what depends on what.
+local function find_cuts(self, report)
+  local vars, from, seen = {}, {}, {}
+  for e, entry in ipairs(self.entries) do
+    vars[e] = xt.var(entry.x)
+    from[core.storage(vars[e])] = entry.name
+  end
+  observe.during(function(e)
+    if e.kind ~= "call" or e.rule or not e.differentiable then return end
+    local depends
+    for i = 1, math.min(e.n_in, 64) do
+      local t = e.inputs[i]
+      local source = is_float(t) and from[core.storage(t)]
+      depends = depends or source
+      local text = source and e.number > 0 and e.wants >> (i - 1) & 1 == 0
+        and ("%s at %s: its %s depends on %s and carries no gradient: a detach or no_grad before "
+        .. "it"):format(e.op, e.where, e.names[i], source)
+      if text and not seen[text] and #report.cuts < NAMED then
+        seen[text] = true
+        report.cuts[#report.cuts + 1] = { op = e.op, where = e.where, input = e.names[i],
+          name = source }
+        report.lines[#report.lines + 1] = text
+      end
+    end
+    for k = 1, depends and e.n_out or 0 do
+      local t = e.outputs[k]
+      if is_float(t) then from[core.storage(t)] = depends end
+    end
+  end, function() value_of(self, vars) end)
+end
+
 -- ---- the function ------------------------------------------------------------------------------
 
 -- The report: fields for programs, and a text when printed.
@@ -388,12 +423,13 @@ end
 
 -- gradcheck(fn, {inputs} [, opts]): compares the gradient of fn, in f64 and along one random
 -- direction, with differences of fn's values; returns true or false, and a report {ok, kinks,
--- analytic, numeric, lines, wrong, right, layers}. Inputs of integer dtypes are passed on as they
+-- analytic, numeric, lines, wrong, right, cuts, layers}. Inputs of integer dtypes are passed on as they
 -- are. fn may be a model: its parameters are checked as well, in place and put back; it is called
 -- as model:loss(...) where it has a loss and there are two inputs or more, else as model(...).
 -- Where something is wrong, `wrong` lists for each input or parameter one element: {name, path or
--- input, element, index, gradient, slope}, and `layers` the innermost layers that are wrong by
--- themselves. Where fn has a kink (relu at 0), any slope between left and right passes.
+-- input, element, index, gradient, slope}, `cuts` the calls {op, where, input, name} that read what
+-- depends on an input or parameter and carries no gradient, as after a detach, and `layers` the
+-- innermost layers that are wrong by themselves. Where fn has a kink (relu at 0), any slope between left and right passes.
 -- Both values are those of fn's result where that is a scalar, else of a fixed sum of its elements.
 -- opts: model (whose parameters fn uses), h = 1e-5 (the step), tol = 1e-5 (relative), seed = 1,
 -- elements = 1000 (checked one by one where there is a kink, of each input).
@@ -419,11 +455,13 @@ local function gradcheck(fn, inputs, given)
     narrow = widen(model)
   end
   add_inputs(self.entries, inputs, n)
-  local report = setmetatable({ kinks = 0, lines = {}, wrong = {}, right = {}, layers = {} },
+  local report = setmetatable({ kinks = 0, lines = {}, wrong = {}, right = {}, cuts = {},
+    layers = {} },
     report_meta)
   local done, message = pcall(function()
     report.ok = self:run(report)
     tell(report.ok, report)
+    if not report.ok then find_cuts(self, report) end
     if not report.ok and model then blame(self, model, report) end
   end)
   restore()
