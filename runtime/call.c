@@ -523,7 +523,9 @@ enum xt_status xt_call_run(struct xt_ctx *ctx, const struct xt_op *op, const str
                            struct xt_tensor **outputs) {
     const struct xt_slot *slot = xt_slot_find(ctx, op);
     assert(slot);
-    enum xt_status status = run(ctx, slot, args, outputs);
+    bool stop = ctx->hooks.interrupted && ctx->hooks.interrupted(ctx->hooks.user);
+    enum xt_status status =
+        stop ? xt_fail(ctx, XT_INTERRUPTED, "interrupted") : run(ctx, slot, args, outputs);
     if (status == XT_OK && ctx->observe) status = xt_observe_call(ctx, op, args, outputs);
     return status == XT_OK ? XT_OK : xt_fail_in(ctx, status, op->name);
 }

@@ -178,16 +178,6 @@ bool xt_graph_is_frozen(const struct xt_ctx *ctx);
 int64_t xt_graph_first_storage(const struct xt_ctx *ctx);
 
 /* observe.c */
-/* What is off while somebody looks at a call in the middle of it. */
-struct xt_pause {
-    xt_observe_fn *observe;
-    struct xt_segment *segment;
-    struct xt_graph *graph;
-    struct xt_where where; /* ctx->fixed_where */
-    enum xt_trap trap;
-};
-void xt_pause(struct xt_ctx *ctx, struct xt_pause *p);
-void xt_resume(struct xt_ctx *ctx, const struct xt_pause *p);
 /* Only while there is an observer. On failure the outputs are released. */
 enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
                                const struct xt_args *args, struct xt_tensor **outputs);

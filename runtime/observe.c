@@ -32,7 +32,7 @@ void xt_resume(struct xt_ctx *ctx, const struct xt_pause *p) {
     ctx->segment = p->segment;
     ctx->graph = p->graph;
     ctx->fixed_where = p->where;
-    ctx->trap = p->trap;
+    ctx->trap = (enum xt_trap)p->trap;
 }
 
 /* The observer may put another one, or none, in its place. */

@@ -833,6 +833,21 @@ static size_t kept_bytes(struct xt_tensor *const *list, int n, uint64_t stamp) {
     return bytes;
 }
 
+/* All of a record but the bytes it keeps. */
+static void describe_record(const struct xt_call *call, struct xt_record_info *out) {
+    *out = (struct xt_record_info){.number = call->number,
+                                   .op = call->slot->op,
+                                   .where = call->where,
+                                   .n_outputs = call->n_outputs};
+    for (int k = 0; k < call->n_outputs && k < 4; k++) out->outputs[k] = call->out_spec[k];
+}
+
+bool xt_record_of(const struct xt_tensor *t, struct xt_record_info *out) {
+    if (!t->maker) return false;
+    describe_record(t->maker, out);
+    return true;
+}
+
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user) {
     struct xt_call *root = t ? t->maker : ctx->newest;
     if (!root) return XT_OK;
@@ -841,16 +856,11 @@ enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_f
     enum xt_status status = reachable(ctx, root, stamp, &list);
     for (size_t n = 0; n < list.n && status == XT_OK; n++) {
         const struct xt_call *call = list.items[n];
-        struct xt_record_info info = {
-            .number = call->number,
-            .op = call->slot->op,
-            .where = call->where,
-            .kept_bytes = kept_bytes(call->in, call->n_inputs, stamp) +
+        struct xt_record_info info;
+        describe_record(call, &info);
+        info.kept_bytes = kept_bytes(call->in, call->n_inputs, stamp) +
                           kept_bytes(call->out, call->n_outputs, stamp) +
-                          kept_bytes(call->value, call->n_outputs, stamp),
-            .n_outputs = call->n_outputs,
-        };
-        for (int k = 0; k < call->n_outputs && k < 4; k++) info.outputs[k] = call->out_spec[k];
+                          kept_bytes(call->value, call->n_outputs, stamp);
         fn(user, &info);
     }
     free_list(ctx, &list);

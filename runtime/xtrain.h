@@ -25,6 +25,7 @@ struct xt_op;
 struct xt_args;
 struct xt_call;
 struct xt_segment;
+struct xt_graph;
 
 /* ---- status ------------------------------------------------------------------------------- */
 
@@ -39,6 +40,7 @@ struct xt_segment;
     X(MEMORY, "an allocation failed, after one collection and one retry")                          \
     X(STATE, "not possible in this state, e.g. a second backward")                                 \
     X(VALUE, "a number held in a tensor is out of range, e.g. a label")                            \
+    X(INTERRUPTED, "the host asked to stop; nothing was changed")                                  \
     X(IO, "the operating system refused: open, read, write, rename")                               \
     X(FORMAT, "a file is not what its format says")
 
@@ -68,7 +70,8 @@ struct xt_where {
 struct xt_hooks {
     void *user;                                                           /* passed first */
     void (*locate)(void *user, struct xt_ctx *ctx, struct xt_where *out); /* the current line */
-    void (*collect)(void *user); /* run a full collection: an allocation has failed */
+    void (*collect)(void *user);     /* run a full collection: an allocation has failed */
+    bool (*interrupted)(void *user); /* asked before each call: whether it shall fail instead */
 };
 
 struct xt_ctx *xt_ctx_new(void); /* NULL when memory is out */
@@ -263,6 +266,8 @@ struct xt_record_info {
     struct xt_spec outputs[4];
 };
 typedef void xt_record_fn(void *user, const struct xt_record_info *info);
+/* The record that made t; false: t is a leaf, or was made without recording. */
+bool xt_record_of(const struct xt_tensor *t, struct xt_record_info *out);
 enum xt_status xt_tape_walk(struct xt_ctx *ctx, struct xt_tensor *t, xt_record_fn *fn, void *user);
 
 /* ---- looking on ---------------------------------------------------------------------------- */
@@ -300,6 +305,17 @@ struct xt_seen {
    recorded nor told. */
 typedef enum xt_status xt_observe_fn(void *user, struct xt_ctx *ctx, const struct xt_seen *seen);
 void xt_observe(struct xt_ctx *ctx, xt_observe_fn *fn, void *user); /* fn NULL: nobody looks */
+/* For looking at values, also in the middle of a call: between the two nothing is recorded, trapped
+   or told to an observer. What was on comes back. */
+struct xt_pause {
+    xt_observe_fn *observe;     /* who was told */
+    struct xt_segment *segment; /* the open one */
+    struct xt_graph *graph;     /* the one being recorded */
+    struct xt_where where;      /* the line of a backward rule */
+    int trap;                   /* its mode */
+};
+void xt_pause(struct xt_ctx *ctx, struct xt_pause *p);
+void xt_resume(struct xt_ctx *ctx, const struct xt_pause *p);
 /* The gradient of the variable that stands in an xt_source; only while that is told of, or at the
    end of the same backward. Borrowed; NULL when there is none. */
 struct xt_tensor *xt_leaf_grad(const void *leaf);

@@ -27,6 +27,7 @@ struct xtbind {
     size_t made_bytes;      /* made when the last full collection ended, all devices */
     size_t unchecked_bytes; /* made by ops since the collector's policy was last asked */
     bool collecting;        /* a full collection is running */
+    int shields;            /* functions running that must not stop half-way: core.shielded */
     enum xt_device device;  /* the default of constructors */
 };
 
@@ -56,6 +57,7 @@ void xtbind_unref(struct xtbind *b);        /* the last one frees the context */
 /* Set by the program when Ctrl-C is pressed. Polled by xt.interrupted. */
 extern volatile sig_atomic_t xtbind_interrupt;
 extern volatile sig_atomic_t xtbind_polled; /* the script asks for itself */
+extern volatile sig_atomic_t xtbind_stop;   /* the next op, or line of Lua, shall raise */
 
 /* tensor.c */
 struct xt_tensor **xtbind_new_box(lua_State *L);                     /* pushes an empty tensor */

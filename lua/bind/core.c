@@ -406,6 +406,25 @@ static int is_recording(lua_State *L) {
     return 1;
 }
 
+/* quietly(fn, ...): nothing that fn calls is recorded or trapped: for looking at values. */
+static int quietly(lua_State *L) {
+    struct xtbind *b = bind_of(L);
+    struct xt_pause pause;
+    xt_pause(b->ctx, &pause);
+    int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+    xt_resume(b->ctx, &pause);
+    return status == LUA_OK ? lua_gettop(L) : lua_error(L);
+}
+
+/* shielded(fn, ...): Ctrl-C waits until fn has returned: for what must not stop half-way. */
+static int shielded(lua_State *L) {
+    struct xtbind *b = bind_of(L);
+    b->shields++;
+    int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+    b->shields--;
+    return status == LUA_OK ? lua_gettop(L) : lua_error(L);
+}
+
 static int set_grad(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_tensor *t = xtbind_check_tensor(L, 1);
@@ -652,6 +671,12 @@ static int interrupted(lua_State *L) {
     return 1;
 }
 
+/* polling(on): whether the script asks xt.interrupted by itself, and is not stopped where it is. */
+static int polling(lua_State *L) {
+    xtbind_polled = lua_toboolean(L, 1);
+    return 0;
+}
+
 static int isa(lua_State *L) {
     lua_pushstring(L, xt_isa(bind_of(L)->ctx));
     return 1;
@@ -756,6 +781,16 @@ static int tape(lua_State *L) {
     return 1;
 }
 
+/* maker(t): the name of the op that made t and the line where; nothing for a leaf or a value. */
+static int maker(lua_State *L) {
+    bind_of(L);
+    struct xt_record_info info;
+    if (!xt_record_of(xtbind_check_tensor(L, 1), &info)) return 0;
+    lua_pushstring(L, info.op->name);
+    push_where(L, info.where);
+    return 2;
+}
+
 /* here(): "FILE:LINE" of the user's code that is running, as records and errors name it. */
 static int here(lua_State *L) {
     struct xtbind *b = bind_of(L);
@@ -830,6 +865,10 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                       {"compute_copy_fresh", compute_copy_fresh},
                                       {NULL, NULL}};
     static const luaL_Reg private[] = {{"is_recording", is_recording},
+                                       {"quietly", quietly},
+                                       {"shielded", shielded},
+                                       {"polling", polling},
+                                       {"maker", maker},
                                        {"set_grad", set_grad},
                                        {"hash", hash},
                                        {"dropout_stream", dropout_stream},

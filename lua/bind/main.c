@@ -9,8 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bind.h"
-#include "prompt.h"
+#include "program.h"
 
 enum { DONE = 0, RAISED = 1, USAGE = 2 };
 
@@ -18,7 +17,9 @@ static const char usage_text[] =
     "usage: xtrain                          prompt; reads a script from standard input when that "
     "is\n"
     "                                       no terminal\n"
-    "       xtrain FILE.lua [key=value...]  run a script or recipe\n"
+    "       xtrain FILE.lua [key=value...]  run a script or recipe; with --prompt, stopping at "
+    "its\n"
+    "                                       first step, at errors and at its end\n"
     "       xtrain -e CODE                  run a piece of Lua\n"
     "       xtrain info                     version, devices, libraries, ops\n"
     "       xtrain tokenize --tokenizer T --out DIR FILE...\n"
@@ -34,26 +35,6 @@ static const char usage_text[] =
     "       xtrain test [PATH...]           run specs\n"
     "       xtrain help, xtrain --version\n";
 
-static lua_State *running; /* for the signal handler alone */
-
-/* ---- Ctrl-C ---------------------------------------------------------------------------------- */
-
-static void raise_interrupted(lua_State *L, lua_Debug *ar) {
-    (void)ar;
-    lua_sethook(L, NULL, 0, 0);
-    xtbind_interrupt = 0;
-    luaL_error(L, "interrupted");
-}
-
-/* A recipe that polls xt.interrupted ends at its next step; other code is stopped where it is. A
-   second Ctrl-C ends the program. */
-static void on_interrupt(int number) {
-    signal(number, SIG_DFL);
-    xtbind_interrupt = 1;
-    if (running && !xtbind_polled)
-        lua_sethook(running, raise_interrupted, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
-}
-
 /* ---- running --------------------------------------------------------------------------------- */
 
 static int message_handler(lua_State *L) {
@@ -63,23 +44,25 @@ static int message_handler(lua_State *L) {
     return 1;
 }
 
-int xtbind_protected(lua_State *L, int arguments, int results) {
+/* Calls the chunk below its arguments. The message handler is message_handler, unless `prompt`:
+   then the prompt opens where the error is raised. */
+static int call_chunk(lua_State *L, int arguments, int results, enum xtbind_ctrl_c how) {
     int base = lua_gettop(L) - arguments;
-    lua_pushcfunction(L, message_handler);
+    if (how == XTBIND_ENTER) {
+        lua_getglobal(L, "require");
+        lua_pushliteral(L, "xtrain.stop");
+        lua_call(L, 1, 1);
+        lua_getfield(L, -1, "failed");
+        lua_remove(L, -2);
+    } else
+        lua_pushcfunction(L, message_handler);
     lua_insert(L, base);
-    xtbind_interrupt = 0;
-    xtbind_polled = 0;
-    running = L;
-    signal(SIGINT, on_interrupt);
-    int status = lua_pcall(L, arguments, results, base);
-    signal(SIGINT, SIG_DFL);
-    running = NULL;
-    lua_sethook(L, NULL, 0, 0);
+    int status = xtbind_protected(L, arguments, results, base, how);
     lua_remove(L, base);
     return status;
 }
 
-void xtbind_report(lua_State *L) {
+static void report(lua_State *L) {
     const char *message = lua_tostring(L, -1);
     fflush(stdout);
     fprintf(stderr, "%s\n", message ? message : "(error without a message)");
@@ -87,14 +70,14 @@ void xtbind_report(lua_State *L) {
 }
 
 /* Loads (status says how that went) and calls the chunk on top with its arguments. */
-static int run_chunk(lua_State *L, int status, int n, char **arguments) {
+static int run_chunk(lua_State *L, int status, int n, char **arguments, enum xtbind_ctrl_c how) {
     if (status == LUA_OK) {
         luaL_checkstack(L, n + 4, "arguments");
         for (int i = 0; i < n; i++) lua_pushstring(L, arguments[i]);
-        status = xtbind_protected(L, n, 0);
+        status = call_chunk(L, n, 0, how);
     }
     if (status == LUA_OK) return DONE;
-    xtbind_report(L);
+    report(L);
     return RAISED;
 }
 
@@ -120,18 +103,49 @@ static void require_global(lua_State *L) {
 static int run_code(lua_State *L, const char *code, int n, char **arguments) {
     require_global(L);
     set_arg(L, "-e", n, arguments);
-    return run_chunk(L, luaL_loadbuffer(L, code, strlen(code), "=(command line)"), n, arguments);
+    return run_chunk(L, luaL_loadbuffer(L, code, strlen(code), "=(command line)"), n, arguments,
+                     XTBIND_RAISE);
+}
+
+/* Takes the word --prompt out of the arguments: whether it was there. */
+static bool take_prompt(int *n, char **arguments) {
+    int kept = 0;
+    for (int i = 0; i < *n; i++)
+        if (strcmp(arguments[i], "--prompt") != 0) arguments[kept++] = arguments[i];
+    bool found = kept < *n;
+    *n = kept;
+    return found;
+}
+
+/* With --prompt, stop.load pushes a chunk that ends in the prompt. */
+static int load_file(lua_State *L, const char *path, bool prompt) {
+    if (!prompt) return luaL_loadfile(L, path);
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "xtrain.stop");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "load");
+    lua_remove(L, -2);
+    lua_pushstring(L, path);
+    lua_call(L, 1, 2);
+    if (lua_isnil(L, -2)) return LUA_ERRSYNTAX;
+    lua_pop(L, 1);
+    return LUA_OK;
 }
 
 static int run_file(lua_State *L, const char *path, int n, char **arguments) {
+    bool prompt = take_prompt(&n, arguments);
+    bool person = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     set_arg(L, path, n, arguments);
-    return run_chunk(L, luaL_loadfile(L, path), n, arguments);
+    return run_chunk(L, load_file(L, path, prompt), n, arguments,
+                     prompt   ? XTBIND_ENTER
+                     : person ? XTBIND_ENTER_RECIPE
+                              : XTBIND_RAISE);
 }
 
 static int run_stdin(lua_State *L) {
     require_global(L);
     set_arg(L, "stdin", 0, NULL);
-    return run_chunk(L, luaL_loadfile(L, NULL), 0, NULL);
+    return run_chunk(L, luaL_loadfile(L, NULL), 0, NULL, XTBIND_RAISE);
 }
 
 /* ---- verbs ----------------------------------------------------------------------------------- */
@@ -161,8 +175,8 @@ static int run_verb(lua_State *L, const char *name, int n, char **arguments) {
         lua_pushstring(L, arguments[i]);
         lua_rawseti(L, -2, i + 1);
     }
-    if (xtbind_protected(L, 1, 1) != LUA_OK) {
-        xtbind_report(L);
+    if (call_chunk(L, 1, 1, XTBIND_RAISE) != LUA_OK) {
+        report(L);
         return RAISED;
     }
     if (lua_isinteger(L, -1))
@@ -173,11 +187,21 @@ static int run_verb(lua_State *L, const char *name, int n, char **arguments) {
     return code;
 }
 
+static int run_prompt(lua_State *L) {
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "xtrain.prompt");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "run");
+    lua_call(L, 0, 0);
+    lua_pop(L, 1);
+    return DONE;
+}
+
 static int run_info(lua_State *L) {
     lua_getglobal(L, "require");
     lua_pushliteral(L, "xtrain.info");
-    if (xtbind_protected(L, 1, 0) == LUA_OK) return DONE;
-    xtbind_report(L);
+    if (call_chunk(L, 1, 0, XTBIND_RAISE) == LUA_OK) return DONE;
+    report(L);
     return RAISED;
 }
 
@@ -197,7 +221,7 @@ static int run_arguments(lua_State *L, int n, char **arguments) {
     if (n == 0) {
         if (!isatty(STDIN_FILENO)) return run_stdin(L);
         require_global(L);
-        return xtbind_prompt(L);
+        return run_prompt(L);
     }
     if (strcmp(first, "-e") == 0) {
         if (n > 1) return run_code(L, arguments[1], n - 2, arguments + 2);
@@ -235,6 +259,9 @@ static int run_job(lua_State *L) {
     struct job *job = lua_touserdata(L, 1);
     luaL_openlibs(L);
     luaL_requiref(L, "xtrain", luaopen_xtrain, 0);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
+    lua_pushcfunction(L, xtbind_terminal);
+    lua_setfield(L, -2, "xtrain.core.terminal");
     lua_settop(L, 0);
     job->code = run_arguments(L, job->n, job->arguments);
     return 0;
@@ -258,7 +285,7 @@ int main(int argc, char **argv) {
     lua_pushcfunction(L, run_job);
     lua_pushlightuserdata(L, &job);
     if (lua_pcall(L, 1, 0, 0) != LUA_OK) {
-        xtbind_report(L);
+        report(L);
         job.code = RAISED;
     }
     lua_close(L);

@@ -13,6 +13,7 @@
 
 volatile sig_atomic_t xtbind_interrupt;
 volatile sig_atomic_t xtbind_polled;
+volatile sig_atomic_t xtbind_stop;
 
 /* Their addresses are keys in the registry. */
 static const char anchor_key = 0, library_key = 1;
@@ -152,6 +153,14 @@ static void collect(void *user) {
     xtbind_collect(user, true);
 }
 
+/* An op fails once for each Ctrl-C: what was running ends, and its caller may go on. */
+static bool interrupted(void *user) {
+    const struct xtbind *b = user;
+    if (!xtbind_stop || b->shields) return false;
+    xtbind_stop = 0;
+    return true;
+}
+
 /* ---- the embedded library -------------------------------------------------------------------- */
 
 static void load_embedded(lua_State *L, const struct xt_embedded *file) {
@@ -211,7 +220,12 @@ static struct xtbind *new_anchor(lua_State *L) {
     b->main = lua_tothread(L, -1);
     lua_pop(L, 1);
     *anchor = b;
-    xt_ctx_hooks(ctx, &(struct xt_hooks){.user = b, .locate = locate, .collect = collect});
+    xt_ctx_hooks(ctx, &(struct xt_hooks){
+                          .user = b,
+                          .locate = locate,
+                          .collect = collect,
+                          .interrupted = interrupted,
+                      });
     return b;
 }
 

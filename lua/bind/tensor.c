@@ -461,6 +461,7 @@ static int to_string(lua_State *L) {
     lua_getglobal(L, "require");
     lua_pushliteral(L, "xtrain.print");
     lua_call(L, 1, 1);
+    lua_getfield(L, -1, "text");
     lua_pushvalue(L, 1);
     lua_call(L, 1, 1);
     return 1;

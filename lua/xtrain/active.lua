@@ -10,4 +10,6 @@ return {
   -- = {}: gets {loss, lr, grad_norm} of each step; trap: steps that are not finite are looked into;
   -- stand(run): called after step `last`, before the end, which it may put off by a larger `last`.
   replay = nil,
+  -- before_step(run, step), called when a step has begun and nothing of it is done yet; or nil.
+  before_step = nil,
 }

@@ -163,6 +163,13 @@ local function all_names()
   return names
 end
 
+-- All that xt.help knows by name.
+function M.names()
+  local names = all_names()
+  names[#names + 1] = "ops"
+  return names
+end
+
 local function of_name(name)
   local short = name:gsub("^xt%.", ""):gsub("^op%.", "")
   if short == "ops" then return of_ops() end
@@ -176,14 +183,14 @@ local function of_name(name)
     nearest and ("; did you mean '%s'?"):format(nearest) or "")
 end
 
--- The help on a name or a value, as a text.
-function M.text(what)
+-- The help on a name or a value, as a text. name: what a function is called where it was found.
+function M.text(what, name)
   if what == nil or what == xt then return overview end
   if type(what) == "string" then return of_name(what) end
-  for name in pairs(builtin) do
-    if rawget(xt, name) == what then return of_name(name) end
+  for known in pairs(builtin) do
+    if rawget(xt, known) == what then return of_name(known) end
   end
-  return of_value(what)
+  return of_value(what, name)
 end
 
 -- xt.help([name or value]) prints what there is to say.

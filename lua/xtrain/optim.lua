@@ -376,6 +376,12 @@ function methods:step(lr, given)
   end)
 end
 
+-- All parameters move, or none: Ctrl-C waits for the end of an update.
+local step_unshielded = methods.step
+function methods:step(lr, given)
+  return xt.core.shielded(step_unshielded, self, lr, given)
+end
+
 -- For run:train: the host's part of a step whose update a graph has made, with what it gave.
 -- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
 function methods:replayed(lr, norm, divisor, norms)

@@ -1,9 +1,15 @@
--- Tensors as text: a line with dtype, shape and device, then the elements, or the edge ones when
--- there are many. Reads single elements, so an expanded view of 10^12 elements costs nothing, and
--- never more than about 50 lines.
+-- Tensors as text: a line with dtype, shape, device, bytes, and where it comes from; a line of
+-- statistics when there are many elements; then the elements, or those at the edges. Reads single
+-- elements, so an expanded view of 10^12 elements costs nothing, and writes less than 60 lines.
 local core = require "xtrain.core"
 
-local MOST_ROWS, MOST_COLUMNS, EDGE = 40, 12, 3
+local MOST_ROWS, MOST_COLUMNS, EDGE = 24, 12, 3
+
+-- One number by itself.
+local function number(value, dtype)
+  local format = dtype:find "^[iu]" and "%d" or dtype == "f64" and "%.15g" or "%.7g"
+  return (format:format(value):gsub("^%-nan", "nan"))
+end
 
 -- The positions shown of a dimension: all of it, or `edge` at each end around false, which is
 -- "...".
@@ -117,22 +123,94 @@ local function write_rows(rows, format, depth, apart)
   return table.concat(lines, "\n")
 end
 
--- "f32 2x3 cpu"
-local function header(t)
-  local shape = t.shape
-  local size = #shape == 0 and "scalar" or table.concat(shape, "x")
-  return ("%s %s %s%s"):format(t.dtype, size, t.device, t.is_var and " variable" or "")
+-- ---- the line above --------------------------------------------------------------------------
+
+local UNITS = { "bytes", "KiB", "MiB", "GiB", "TiB", "PiB" }
+
+local function size_of(bytes)
+  local unit, value = 1, bytes
+  while value >= 1024 and unit < #UNITS do
+    value, unit = value / 1024, unit + 1
+  end
+  return ((unit == 1 and "%d %s" or "%.4g %s"):format(value, UNITS[unit]))
 end
 
-return function(t)
-  local shape = t.shape
-  if #shape == 0 then
-    local value = t:item()
-    local format = t.dtype:find("^[iu]") and "%d" or t.dtype == "f64" and "%.15g" or "%.7g"
-    return header(t) .. ": " .. format:format(value):gsub("^%-nan", "nan")
+local WIDTH = { f32 = 4, bf16 = 2, f16 = 2, f64 = 8, i32 = 4, i64 = 8, u8 = 1 }
+
+-- "24 bytes"; of an expanded view, also what it really takes.
+local function bytes_of(t, shape)
+  local width, distinct = WIDTH[t.dtype], 1
+  for d, step in ipairs(t:strides()) do
+    if step ~= 0 then distinct = distinct * shape[d] end
   end
-  if t.numel == 0 then return header(t) .. ": []" end
+  local text = size_of(t.numel * width)
+  if distinct < t.numel then text = text .. " in " .. size_of(distinct * width) end
+  return text
+end
+
+-- ", variable, no gradient", ", by matmul at mine.lua:7, gradient wanted", or "".
+local function history_of(t)
+  if t.is_var then
+    return t.grad and ", variable, has a gradient" or ", variable, no gradient"
+  end
+  local op, where = core.maker(t)
+  if not op then return "" end
+  return (", by %s at %s%s"):format(op, where, t.requires_grad and ", wants a gradient" or "")
+end
+
+local function shape_of(shape)
+  return #shape == 0 and "scalar" or table.concat(shape, "x")
+end
+
+-- The line of statistics, or nil where the elements say it themselves.
+local function statistics_of(t)
+  if t.numel <= MOST_COLUMNS then return nil end
+  local done, s = pcall(require("xtrain.statistics").of, t)
+  if not done or not s then return nil end -- no kernel for it, or no memory: the elements remain
+  local format = t.dtype:find "^[iu]" and "%d" or "%.4g"
+  local text = {}
+  if s.min then
+    text[1] = ("min %s  max %s  mean %.4g  std %.4g"):format(
+      format:format(format == "%d" and math.tointeger(s.min) or s.min),
+      format:format(format == "%d" and math.tointeger(s.max) or s.max), s.mean, s.std)
+  end
+  if t.dtype:find "^[fb]" then text[#text + 1] = ("NaN %d  inf %d"):format(s.nan, s.inf) end
+  return table.concat(text, "  ")
+    .. (s.sampled and ("  (in a sample of %d elements)"):format(s.sampled) or "")
+end
+
+local M = {}
+
+-- summary(t): one short line, for a tensor among other values.
+function M.summary(t)
+  local shape = t.shape
+  local text = ("%s %s %s"):format(t.dtype, shape_of(shape), t.device)
+  if #shape == 0 then return text .. ": " .. number(t:item(), t.dtype) end
+  return text .. (t.is_var and (t.grad and ", variable, has a gradient" or ", variable") or "")
+end
+
+local function text_of(t)
+  local shape = t.shape
+  local head = ("%s %s %s"):format(t.dtype, shape_of(shape), t.device)
+  if #shape == 0 then
+    return head .. history_of(t) .. ": " .. number(core.at(t), t.dtype)
+  end
+  if t.numel == 0 then return head .. history_of(t) .. ": []" end
+  local lines = { head .. ", " .. bytes_of(t, shape) .. history_of(t), statistics_of(t) }
   local rows, values = collect(t, shape, leading(shape))
   local apart = #shape > 2 and shape[#shape - 1] > 1
-  return header(t) .. "\n" .. write_rows(rows, format_of(values, t.dtype), #shape - 1, apart)
+  lines[#lines + 1] = write_rows(rows, format_of(values, t.dtype), #shape - 1, apart)
+  return table.concat(lines, "\n")
 end
+
+-- text(t): all that the prompt shows of a tensor. Nothing of it is recorded or trapped.
+function M.text(t)
+  if t.numel > 0 then -- what has no value yet, in a graph, says so
+    local first = {}
+    for d = 1, t.ndim do first[d] = 1 end
+    core.at(t, table.unpack(first))
+  end
+  return core.quietly(text_of, t)
+end
+
+return M

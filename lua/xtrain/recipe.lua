@@ -365,11 +365,13 @@ function run:steps()
     end
     if own.step >= last then
       own.progress:close()
+      xt.core.polling(false) -- from here on a Ctrl-C stops what runs
       ctl.close(self)
       return nil
     end
     edits.boundary(self, own.step + 1)
     begin_step(self, own.step + 1)
+    if active.before_step then active.before_step(self, own.step) end
     return own.step
   end
 end

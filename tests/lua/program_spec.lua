@@ -60,7 +60,7 @@ describe("xtrain", function()
 
   it("runs a piece of code, with xt", function()
     local out, err, status = run("-e " .. quote("print(xt.tensor{1, 2} + 1)"))
-    assert.are.equal("f32 2 cpu\n[2  3]\n", out)
+    assert.are.equal("f32 2 cpu, 8 bytes\n[2  3]\n", out)
     assert.are.equal("", err)
     assert.are.equal(0, status)
   end)

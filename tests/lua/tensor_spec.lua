@@ -164,7 +164,7 @@ describe("printing", function()
   local function lines_of(text) return select(2, text:gsub("\n", "\n")) + 1 end
 
   it("shows dtype, shape, device and elements", function()
-    assert.are.equal("f32 2x2 cpu\n [1  2]\n [3  4]",
+    assert.are.equal("f32 2x2 cpu, 16 bytes\n [1  2]\n [3  4]",
       tostring(xt.tensor { { 1, 2 }, { 3, 4 } }))
     assert.are.equal("f32 scalar cpu: 2.5", tostring(xt.tensor(2.5)))
     assert.are.equal("i64 0x3 cpu: []", tostring(xt.zeros({ 0, 3 }, { dtype = "i64" })))
