@@ -342,17 +342,11 @@ function M.replay(words)
   local plain, o = parse("replay", "RUN --step N [--prompt]", rest, { step = 0 }, 1)
   if not plain then return o end
   if o.step < 1 then return select(2, complain("replay: --step N is missing, N from 1", USAGE)) end
-  local enter
-  if prompt then
-    local ok, stop = pcall(require, "xtrain.stop")
-    if not ok then
-      return select(2, complain("replay: this build has no prompt in recipes", FAILED))
-    end
-    enter = stop.open
-  end
-  local same, text = require("xtrain.replay").step(plain[1], o.step, enter)
+  local same, text = require("xtrain.replay").step(plain[1], o.step, prompt and function(reason)
+    return require("xtrain.stop").open(reason, { at_end = true })
+  end or nil)
   if same == nil then return select(2, complain("replay: " .. text, FAILED)) end
-  return tell("replay", same, text)
+  return prompt and DONE or tell("replay", same, text)
 end
 
 -- ---- ctl ---------------------------------------------------------------------------------------

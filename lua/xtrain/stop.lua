@@ -255,7 +255,7 @@ local function farewell()
 end
 
 -- open(reason [, opts]): the prompt, in the frames of whoever calls; returns when the person goes
--- on, and ends the program when not. opts: level (1: the caller of open), ended (there is no way
+-- on, and ends the program when not; returns whether it was to go on. opts: level (1: the caller of open), ended (there is no way
 -- on: returns in any case), at_end (leaving is no break-off).
 function M.open(reason, opts)
   opts = opts or {}
@@ -281,7 +281,7 @@ function M.open(reason, opts)
     or "continue goes on, quit leaves (Ctrl-D); help"))
   local how = session:loop()
   self.standing = false
-  if how == "continue" or opts.ended or opts.at_end then return end
+  if how == "continue" or opts.ended or opts.at_end then return how == "continue" end
   farewell()
   os.exit(STOPPED, true)
 end

@@ -223,7 +223,7 @@ describe("xtrain replay", function()
       said[#said + 1] = reason
       local run = active.run
       assert.are.equal(9 + #said, run.own.step)
-      if #said > 1 then return end
+      if #said > 1 then return true end
       local kept = assert(xt.safetensors.load(("%s/a/%s/model.safetensors"):format(place.dir,
         save.name(10))))
       for _, param in ipairs(xt.nn.params(run.own.models[1])) do
@@ -243,6 +243,7 @@ describe("xtrain replay", function()
       assert.are.equal(run, seen.run)
       assert.are.equal(run.own.models[1], seen.model)
       assert.are.equal(run.own.optimizers[1], seen.opt)
+      return true
     end)
     assert.is_true(ok, message)
     assert.are.equal(5, #said) -- before each of the steps 11 to 14, and at the end
@@ -251,6 +252,22 @@ describe("xtrain replay", function()
     assert.matches("right before step 14; step 13: digest 0x%x+, as logged$", said[4])
     assert.is_nil(active.run)
   end)
+
+  test("opens the prompt there, with the names of the recipe, and goes on step by step",
+    function(place, train)
+      train "out=a"
+      local before = place:digests("a", 14)
+      place:write("typed",
+        "run.own.step + 100\nopt.steps + 200\ncontinue\nopt.steps + 300\nquit\n")
+      local _, _, code = os.execute(("cd '%s' && '%s' replay a --step 12 --prompt <typed >said 2>&1")
+        :format(place.dir, training.program))
+      local said = place:read "said"
+      assert.are.equal(0, code, said)
+      assert.matches("right before step 12; step 11: digest 0x%x+, as logged\n.*\n111\n211\n.*"
+        .. "right before step 13; step 12: digest 0x%x+, as logged\n.*\n312\n", said)
+      assert.is_nil(said:find "the last save") -- nothing was broken off
+      assert.are.same(before, place:digests("a", 14))
+    end)
 
   test("says what is missing", function(_, train, verb)
     train "out=a"
