@@ -7,7 +7,7 @@ local options = require "xtrain.options"
 local M = {}
 
 -- What is written in C: name = {signature, text}.
-local builtin = {
+M.builtin = {
   tensor = { "tensor(value [, {dtype = \"f32\", device}])",
     "A tensor of a number or of nested tables of numbers." },
   zeros = { "zeros(shape [, {dtype = \"f32\", device}])", "All elements 0. xt.zeros{2, 3}" },
@@ -110,6 +110,13 @@ local function of_function(fn, name)
   return (name and name .. ": " or "") .. signature .. (comment and "\n" .. comment or "")
 end
 
+-- The comment above a function of the library, or nil.
+function M.comment(fn)
+  local info = debug.getinfo(fn, "S")
+  local source = core.source((info.source:gsub("^=", "")))
+  return source and comment_above(lines_of(source), info.linedefined)
+end
+
 local function of_op(op)
   local text = { tostring(op) }
   local dtypes = table.concat(op.dtypes, " ")
@@ -156,7 +163,7 @@ local function at_path(path)
 end
 
 local function all_names()
-  local names = options.names(builtin)
+  local names = options.names(M.builtin)
   for _, op in ipairs(xt.ops()) do names[#names + 1] = op.name end
   for _, name in ipairs(options.names(getmetatable(xt).__names)) do names[#names + 1] = name end
   for _, name in ipairs(options.names(methods)) do names[#names + 1] = name end
@@ -173,7 +180,8 @@ end
 local function of_name(name)
   local short = name:gsub("^xt%.", ""):gsub("^op%.", "")
   if short == "ops" then return of_ops() end
-  if builtin[short] then return builtin[short][1] .. "\n  " .. builtin[short][2] end
+  local known = M.builtin[short]
+  if known then return known[1] .. "\n  " .. known[2] end
   local value = at_path(short)
   if value ~= nil and value ~= xt then return of_value(value, short) end
   local method = short:gsub("^t[.:]", "")
@@ -187,7 +195,7 @@ end
 function M.text(what, name)
   if what == nil or what == xt then return overview end
   if type(what) == "string" then return of_name(what) end
-  for known in pairs(builtin) do
+  for known in pairs(M.builtin) do
     if rawget(xt, known) == what then return of_name(known) end
   end
   return of_value(what, name)

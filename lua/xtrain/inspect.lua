@@ -12,9 +12,12 @@ local M = {}
 
 local function is_tensor(value) return debug.getmetatable(value) == core.tensor_meta end
 
--- "function at mine.lua:3", "function of C", "op softmax(x [, dim = -1])"
+-- "function at mine.lua:3", "function of C", "op softmax(x [, dim = -1])", or a schedule as it
+-- was made.
 local function callable_text(value)
   if type(value) ~= "function" then return "op " .. value.signature end
+  local schedule = require("xtrain.schedule").describe(value)
+  if schedule then return schedule end
   local info = debug.getinfo(value, "S")
   if info.what == "C" then return "function of C" end
   return ("function at %s:%d"):format(info.short_src, info.linedefined)

@@ -325,14 +325,8 @@ local function step_in_graph(self, lr, o)
   end)
 end
 
--- One update. lr: a number or a 0-dim tensor. clip: the largest joint norm of the gradients, 0 for
--- none. divisor: the gradients count divided by it; by default the labels that the run in progress
--- has counted, or 1. step: the number of this update, from 1; by default one more than the last.
--- Returns the norm after dividing and before clipping, 0-dim. A norm that is not finite, or no
--- label at all, changes nothing, is counted in `skipped` and reported. Parameters without a
--- gradient stay. In a graph lr and step are 0-dim tensors, divisor one too, a number or nothing,
--- and guard, a 0-dim tensor, must be finite as well for the step to change anything.
-function methods:step(lr, given)
+-- methods.step, which Ctrl-C may not stop half-way.
+local function step(self, lr, given)
   local o = options.read(self.kind .. ":step", given, step_options)
   if xt.core.graph_recording() then return step_in_graph(self, lr, o) end
   if type(lr) == "userdata" then lr = lr:item() end
@@ -376,11 +370,14 @@ function methods:step(lr, given)
   end)
 end
 
--- All parameters move, or none: Ctrl-C waits for the end of an update.
-local step_unshielded = methods.step
-function methods:step(lr, given)
-  return xt.core.shielded(step_unshielded, self, lr, given)
-end
+-- One update. lr: a number or a 0-dim tensor. clip: the largest joint norm of the gradients, 0 for
+-- none. divisor: the gradients count divided by it; by default the labels that the run in progress
+-- has counted, or 1. step: the number of this update, from 1; by default one more than the last.
+-- Returns the norm after dividing and before clipping, 0-dim. A norm that is not finite, or no
+-- label at all, changes nothing, is counted in `skipped` and reported. Parameters without a
+-- gradient stay. In a graph lr and step are 0-dim tensors, divisor one too, a number or nothing,
+-- and guard, a 0-dim tensor, must be finite as well for the step to change anything.
+function methods:step(lr, given) return xt.core.shielded(step, self, lr, given) end
 
 -- For run:train: the host's part of a step whose update a graph has made, with what it gave.
 -- norms() -> {path = norm of that gradient}, asked for when nothing was changed.

@@ -108,7 +108,7 @@ end
 
 -- Makes `step` of a run again: whether it went as it had, and a text. With enter, stands right
 -- before it instead: enter(text) is called there, with the recipe's locals on the stack, and again
--- before each step after it, as long as it returns true. Returns nil, message where nothing can be
+-- before each step after it, as long as it returns. Returns nil, message where nothing can be
 -- replayed.
 function M.step(run, step, enter)
   run = #run > 1 and run:gsub("/+$", "") or run
@@ -120,9 +120,9 @@ function M.step(run, step, enter)
   local start = from and ("from the save of step %d"):format(from.step) or "from the start"
   local function stand(stood, wanted)
     local own = stood.own
-    local text = ("%s, %s: right before step %d; step %d: %s"):format(run, start, own.step + 1,
-      own.step, digest_text(run, own.step, save.hex(own.digest)))
-    if enter(text) and own.step < stood.options.steps then wanted.last = own.step + 1 end
+    enter(("%s, %s: right before step %d; step %d: %s"):format(run, start, own.step + 1, own.step,
+      digest_text(run, own.step, save.hex(own.digest))))
+    if own.step < stood.options.steps then wanted.last = own.step + 1 end
   end
   local made, message = M.run(run, { from = from, info = base.info, trap = true,
     last = enter and step - 1 or step, stand = enter and stand })

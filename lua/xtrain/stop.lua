@@ -245,7 +245,7 @@ end
 -- What there is to know before leaving a run.
 local function farewell()
   local own = active.run and active.run.own
-  if not own or not own.recipe_path or not active.run.out then return end
+  if not own or active.replay or not own.recipe_path or not active.run.out then return end
   if own.saved then
     io.stderr:write(("the last save is of step %d; to go on: xtrain %s out=%s resume=auto\n")
       :format(own.saved, own.recipe_path, active.run.out))
@@ -255,8 +255,8 @@ local function farewell()
 end
 
 -- open(reason [, opts]): the prompt, in the frames of whoever calls; returns when the person goes
--- on, and ends the program when not; returns whether it was to go on. opts: level (1: the caller of open), ended (there is no way
--- on: returns in any case), at_end (leaving is no break-off).
+-- on, and ends the program when not. opts: level (1: the caller of open), ended (there is no way
+-- on: returns in any case), at_end (leaving is no break-off), status (of the exit; 130).
 function M.open(reason, opts)
   opts = opts or {}
   local self = setmetatable({ thread = coroutine.running(), at = 1, standing = true,
@@ -281,9 +281,9 @@ function M.open(reason, opts)
     or "continue goes on, quit leaves (Ctrl-D); help"))
   local how = session:loop()
   self.standing = false
-  if how == "continue" or opts.ended or opts.at_end then return how == "continue" end
+  if how == "continue" or opts.ended or opts.at_end then return end
   farewell()
-  os.exit(STOPPED, true)
+  os.exit(opts.status or STOPPED, true)
 end
 
 -- ---- when it opens -----------------------------------------------------------------------------
@@ -301,10 +301,22 @@ function M.failed(message)
   return text
 end
 
--- Before each step of a run.
-local function before_step(run, step)
+-- Whether `continue N` has steps left; one of them begins.
+local function passes()
   local left = M.steps_left and M.steps_left - 1
   M.steps_left = left
+  return left, left ~= nil and left > 0
+end
+
+-- For a replay, before each step that it stands at.
+function M.stand(text)
+  local _, on = passes()
+  if not on then M.open(text, { level = 2, status = 0 }) end
+end
+
+-- Before each step of a run.
+local function before_step(run, step)
+  local left = passes()
   if M.first_done and left ~= 0 then return end
   M.first_done = true
   M.open(("%s, before step %d of %d"):format(run.name, step, run.options.steps), { level = 3 })

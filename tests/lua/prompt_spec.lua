@@ -142,6 +142,7 @@ describe("a value at the prompt", function()
     has("prompt_spec.lua:", inspect.text(has))
     assert.are.equal("{ op exp(x), function of C }", inspect.text { xt.exp, string.format })
     assert.are.equal(tostring(xt.exp), inspect.text(xt.exp))
+    assert.are.equal("constant{peak = 2, warmup = 0}", inspect.text(xt.schedule.constant(2)))
   end)
 end)
 
@@ -393,6 +394,63 @@ describe("xtrain FILE --prompt", function()
     out, err, status = run("x = = 1", {})
     has("r.lua:1: unexpected symbol near '='", err)
     assert.are.same({ "", 1 }, { out, status })
+  end)
+end)
+
+describe("Ctrl-C", function()
+  -- A program that sends it to itself; popen, since system() would ignore it meanwhile.
+  local function run(code)
+    local out = os.tmpname()
+    os.execute(("%s -e %s > %s 2>&1"):format(program, quote([[
+      local function press() io.popen("kill -INT $PPID"):close() end
+      local function attempt(fn) print(pcall(fn)) end
+    ]] .. code), out))
+    local text = read(out)
+    os.remove(out)
+    return text
+  end
+
+  it("raises where Lua is, once", function()
+    local text = run [[
+      attempt(function() press() while true do end end)
+      attempt(function() return "goes on" end)
+    ]]
+    assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\ntrue\tgoes on\n$", text)
+  end)
+
+  it("waits for what must be whole", function()
+    local text = run [[
+      local steps = 0
+      attempt(function()
+        xt.core.shielded(function()
+          press()
+          for i = 1, 1000 do steps = steps + xt.ones { 2 }:sum():item() / 2 end
+        end)
+        while true do end
+      end)
+      print(steps)
+    ]]
+    assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\n1000.0\n$", text)
+  end)
+
+  it("in an update of parameters changes all of them or none", function()
+    local text = run [[
+      local params = {}
+      for i = 1, 3 do params[i] = { name = "p" .. i, tensor = xt.var(xt.ones { 2, 2 }) } end
+      local opt = xt.optim.muon(params, { steps = 4 })
+      for _, p in ipairs(params) do (p.tensor * 3):sum():backward() end
+      local updates, orthogonalize = 0, xt.optim.orthogonalize
+      xt.optim.orthogonalize = function(...) -- in the middle of the update of each
+        updates = updates + 1
+        if updates == 1 then press() end
+        return orthogonalize(...)
+      end
+      attempt(function() opt:step(0.1) while true do end end)
+      local moved = 0
+      for _, p in ipairs(params) do moved = moved + (p.tensor[1][1]:item() ~= 1 and 1 or 0) end
+      print(updates, moved)
+    ]]
+    assert.is_truthy(text:find "interrupted\n3\t3\n$", text)
   end)
 end)
 

@@ -223,7 +223,7 @@ describe("xtrain replay", function()
       said[#said + 1] = reason
       local run = active.run
       assert.are.equal(9 + #said, run.own.step)
-      if #said > 1 then return true end
+      if #said > 1 then return end
       local kept = assert(xt.safetensors.load(("%s/a/%s/model.safetensors"):format(place.dir,
         save.name(10))))
       for _, param in ipairs(xt.nn.params(run.own.models[1])) do
@@ -243,7 +243,6 @@ describe("xtrain replay", function()
       assert.are.equal(run, seen.run)
       assert.are.equal(run.own.models[1], seen.model)
       assert.are.equal(run.own.optimizers[1], seen.opt)
-      return true
     end)
     assert.is_true(ok, message)
     assert.are.equal(5, #said) -- before each of the steps 11 to 14, and at the end
@@ -259,8 +258,8 @@ describe("xtrain replay", function()
       local before = place:digests("a", 14)
       place:write("typed",
         "run.own.step + 100\nopt.steps + 200\ncontinue\nopt.steps + 300\nquit\n")
-      local _, _, code = os.execute(("cd '%s' && '%s' replay a --step 12 --prompt <typed >said 2>&1")
-        :format(place.dir, training.program))
+      local _, _, code = os.execute(("cd '%s' && '%s' replay a --step 12 --prompt <typed >said "
+        .. "2>&1"):format(place.dir, training.program))
       local said = place:read "said"
       assert.are.equal(0, code, said)
       assert.matches("right before step 12; step 11: digest 0x%x+, as logged\n.*\n111\n211\n.*"
