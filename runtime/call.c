@@ -458,7 +458,13 @@ done:
 
 enum xt_status xt_launch_ready(struct xt_ctx *ctx, const struct xt_slot *slot,
                                const struct xt_args *args, struct xt_tensor **outputs) {
-    XT_TRY(launch(ctx, slot, args, outputs));
+    if (!ctx->profile) {
+        XT_TRY(launch(ctx, slot, args, outputs));
+    } else {
+        struct xt_timer timer = xt_profile_begin(ctx);
+        XT_TRY(launch(ctx, slot, args, outputs));
+        xt_profile_end(ctx, &timer, slot, args, outputs);
+    }
     return ctx->trap ? xt_trap_check(ctx, slot, args, outputs) : XT_OK;
 }
 

@@ -29,6 +29,7 @@ struct xt_ctx *xt_ctx_new(void) {
 
 void xt_ctx_free(struct xt_ctx *ctx) {
     if (!ctx) return;
+    xt_profile_stop(ctx);
     xt_ops_close(ctx);
     xt_onednn_close(ctx);
     xt_memory_close(ctx);

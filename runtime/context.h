@@ -58,6 +58,10 @@ struct xt_ctx {
     enum xt_trap trap;
     char trapped[XT_ERROR_BYTES]; /* what the trap noted first, or "" */
 
+    /* profile.c */
+    struct xt_profile_row *profile; /* one a slot, while times are taken; or NULL */
+    int64_t profile_inner;          /* nanoseconds of launches inside the present one */
+
     /* observe.c */
     xt_observe_fn *observer; /* or NULL */
     xt_observe_fn *observe;  /* the same, but NULL while nothing shall be told */
@@ -142,6 +146,15 @@ enum xt_status xt_tensor_hollow(struct xt_ctx *ctx, const struct xt_spec *spec,
                                 enum xt_device device, struct xt_tensor **out);
 void xt_contiguous_strides(const struct xt_spec *spec, int64_t *stride);
 const char *xt_describe_spec(const struct xt_spec *spec, char *buffer, size_t bytes);
+
+/* profile.c: around a launch while ctx->profile is there. */
+struct xt_timer {
+    int64_t start; /* nanoseconds */
+    int64_t inner; /* of launches before this one, inside the same */
+};
+struct xt_timer xt_profile_begin(struct xt_ctx *ctx);
+void xt_profile_end(struct xt_ctx *ctx, const struct xt_timer *timer, const struct xt_slot *slot,
+                    const struct xt_args *args, struct xt_tensor **outputs);
 
 /* call.c */
 enum xt_status xt_ops_open(struct xt_ctx *ctx);

@@ -95,6 +95,18 @@ void xt_set_trap(struct xt_ctx *ctx, bool on);
 void xt_trap_note(struct xt_ctx *ctx, bool on);
 const char *xt_trap_found(const struct xt_ctx *ctx); /* what was noted since, or "" */
 
+/* What the launches of an op took since the start of profiling; views launch nothing. */
+struct xt_profile_row {
+    const char *op;      /* its name */
+    int64_t calls;       /* launches */
+    int64_t nanoseconds; /* until their results were there */
+    int64_t bytes;       /* of their inputs and outputs, each counted once a launch */
+};
+enum xt_status xt_profile_start(struct xt_ctx *ctx);
+void xt_profile_stop(struct xt_ctx *ctx);
+/* One row an op, with those that did nothing; NULL and 0 where nothing is profiled. */
+const struct xt_profile_row *xt_profile_rows(const struct xt_ctx *ctx, int *n);
+
 /* ---- memory ------------------------------------------------------------------------------- */
 
 enum xt_device { XT_CPU, XT_CUDA, XT_DEVICE_COUNT };

@@ -1,5 +1,5 @@
 /*
- * observe.c: the runtime's observer as one Lua function, the trap, statistics; for xtrain.debug.
+ * observe.c: the runtime's observer as one Lua function, the trap, statistics, times by op.
  *
  * The function gets a table an event: {kind = "call"|"record"|"end", op, rule, where, number,
  * as_values, written, wants, differentiable, n_in, n_out, names, inputs, outputs, grads_in,
@@ -240,11 +240,40 @@ static int trap_found(lua_State *L) {
     return 1;
 }
 
+/* profile(true) starts to take times; profile() ends it: {{op, calls, seconds, bytes}, ...} of the
+   ops that were launched. */
+static int profile(lua_State *L) {
+    struct xt_ctx *ctx = bind_of(L)->ctx;
+    if (lua_toboolean(L, 1)) {
+        if (xt_profile_start(ctx) != XT_OK) return luaL_error(L, "%s", xt_error(ctx));
+        return 0;
+    }
+    int n, found = 0;
+    const struct xt_profile_row *rows = xt_profile_rows(ctx, &n);
+    lua_newtable(L);
+    for (int i = 0; i < n; i++) {
+        if (rows[i].calls == 0) continue;
+        lua_createtable(L, 0, 4);
+        lua_pushstring(L, rows[i].op);
+        lua_setfield(L, -2, "op");
+        lua_pushinteger(L, rows[i].calls);
+        lua_setfield(L, -2, "calls");
+        lua_pushnumber(L, 1e-9 * (double)rows[i].nanoseconds);
+        lua_setfield(L, -2, "seconds");
+        lua_pushinteger(L, rows[i].bytes);
+        lua_setfield(L, -2, "bytes");
+        lua_rawseti(L, -2, ++found);
+    }
+    xt_profile_stop(ctx);
+    return 1;
+}
+
 void xtbind_open_observe(lua_State *L, struct xtbind *b) {
-    static const luaL_Reg private[] = {
-        {"observe", observe},           {"stats", stats},           {"leaf", leaf},
-        {"leaf_storage", leaf_storage}, {"storage", storage},       {"trap", trap},
-        {"trap_note", trap_note},       {"trap_found", trap_found}, {NULL, NULL}};
+    static const luaL_Reg private[] = {{"observe", observe},     {"stats", stats},
+                                       {"leaf", leaf},           {"leaf_storage", leaf_storage},
+                                       {"storage", storage},     {"trap", trap},
+                                       {"trap_note", trap_note}, {"trap_found", trap_found},
+                                       {"profile", profile},     {NULL, NULL}};
     lua_getfield(L, -1, "core");
     lua_pushlightuserdata(L, b);
     luaL_setfuncs(L, private, 1);

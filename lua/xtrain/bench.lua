@@ -3,6 +3,7 @@
 local xt = require "xtrain"
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
+local profile = require "xtrain.profile"
 
 local M = {}
 
@@ -80,6 +81,7 @@ function M.steps(run, begin)
   return function()
     if own.norm then own.norm:item() end -- waits for the device
     local now = file.monotonic()
+    profile.boundary(run, #seconds < timed and step + 1 or nil)
     if step > M.WARMUP then seconds[#seconds + 1] = now - started end
     if #seconds == timed then
       local tokens = own.step_tokens * own.world

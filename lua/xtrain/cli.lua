@@ -1,5 +1,6 @@
--- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test. Each
--- takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong usage.
+-- The verbs of the program: generate, export, eval, tokenize, verify, diff, replay, ctl, test,
+-- plot. Each takes the words that follow it and returns the exit status: 0 done, 1 failed, 2 wrong
+-- usage.
 local xt = require "xtrain"
 local options = require "xtrain.options"
 
@@ -390,6 +391,21 @@ function M.test(words)
   local files, message = spec_run.files(plain)
   if not files then return select(2, complain("test: " .. message, USAGE)) end
   return spec_run.run(files, o.filter) and DONE or FAILED
+end
+
+-- ---- plot --------------------------------------------------------------------------------------
+
+-- xtrain plot RUN...: loss, learning rate and gradient norm, here and as one HTML page.
+function M.plot(words)
+  local plain, o = parse("plot", "RUN... [--out PAGE.html]", words, { out = options.optional }, 1)
+  if not plain then return o end
+  local file = require "xtrain.core.file"
+  local text, out = require("xtrain.plot").plot(plain,
+    { out = o.out, columns = file.columns(), colour = file.isatty(1) })
+  if not text then return select(2, complain("plot: " .. out, FAILED)) end
+  print(text)
+  print("the page: " .. out)
+  return DONE
 end
 
 return M

@@ -210,6 +210,7 @@ end
 -- ---- changes -----------------------------------------------------------------------------------
 
 local function apply(run, row)
+  run.own.graph = nil -- what was recorded may hold the value as it was
   if row.path then
     for _, state in ipairs(run.own.edits.live) do
       if state.path == row.path then

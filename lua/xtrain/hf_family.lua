@@ -4,6 +4,7 @@
 -- config.json says more than a model here can do. An option that changes what is computed and is
 -- not supported is refused by its name; options that only matter elsewhere are passed over.
 local json = require "xtrain.core.json"
+local rope = require "xtrain.rope"
 
 local M = {}
 
@@ -61,31 +62,36 @@ local function integers(config, want, into)
   end
 end
 
--- The base of the rotation, or nil, message. transformers 4 writes rope_theta and rope_scaling, 5
--- writes rope_parameters; some write several.
-local function rope_theta(config)
-  local theta = get(config, "rope_theta")
+-- The base of the rotation and its scaling (nil: none), or nil, message. transformers 4 writes
+-- rope_theta and rope_scaling, 5 writes rope_parameters; some write several.
+local function rotation(config)
+  local theta, scaling = get(config, "rope_theta"), nil
   for _, name in ipairs { "rope_scaling", "rope_parameters" } do
-    local rope = get(config, name)
-    if rope ~= nil then
-      if type(rope) ~= "table" then
-        return nil, ("config.json: %s is %s, wanted a table"):format(name, text_of(rope))
+    local given = get(config, name)
+    if given ~= nil then
+      if type(given) ~= "table" then
+        return nil, ("config.json: %s is %s, wanted a table"):format(name, text_of(given))
       end
-      local kind = get(rope, "rope_type") or get(rope, "type") or "default"
-      if kind ~= "default" then
-        return nil, ("config.json: rope_type %s of %s is not supported, only 'default'"):format(
-          text_of(kind), name)
-      end
-      local message = refused(rope, { partial_rotary_factor = { 1.0 } })
+      local message = refused(given, { partial_rotary_factor = { 1.0 } })
       if message then return nil, message end
-      theta = get(rope, "rope_theta") or theta
+      local kind = get(given, "rope_type") or get(given, "type") or "default"
+      if kind ~= "default" then
+        local numbers = { rope_type = kind }
+        for key, value in pairs(given) do numbers[key] = numbers[key] or value end
+        if numbers.original_max_position_embeddings == nil then
+          numbers.original_max_position_embeddings = get(config, "max_position_embeddings")
+        end
+        scaling, message = rope.scaling(numbers)
+        if not scaling then return nil, ("config.json: %s: %s"):format(name, message) end
+      end
+      theta = get(given, "rope_theta") or theta
     end
   end
   if theta == nil then theta = 10000.0 end
   if type(theta) ~= "number" or theta <= 0 then
     return nil, ("config.json: rope_theta is %s, wanted a number above 0"):format(text_of(theta))
   end
-  return theta + 0.0
+  return theta + 0.0, scaling
 end
 
 local function epsilon(config, name, default)
@@ -149,8 +155,10 @@ local function read_decoder(config, head_dim)
   end
   o.eps, message = epsilon(config, "rms_norm_eps", 1e-6)
   if not o.eps then return nil, message end
-  o.rope_theta, message = rope_theta(config)
-  if not o.rope_theta then return nil, message end
+  local scaling
+  o.rope_theta, scaling = rotation(config)
+  if not o.rope_theta then return nil, scaling end
+  o.rope_scaling = scaling
   o.tied = get(config, "tie_word_embeddings")
   return o
 end
@@ -186,12 +194,13 @@ end
 
 -- Both spellings of the rotation, so that transformers 4 and 5 and others read it.
 local function write_decoder(c)
+  local parameters = { rope_type = "default", rope_theta = c.rope_theta }
+  for key, value in pairs(c.rope_scaling or {}) do parameters[key] = value end
   return {
     vocab_size = c.vocab, hidden_size = c.dim, num_hidden_layers = c.layers,
     num_attention_heads = c.heads, num_key_value_heads = c.kv_heads, head_dim = c.head_dim,
     intermediate_size = c.ffn, rms_norm_eps = c.eps,
-    rope_theta = c.rope_theta,
-    rope_parameters = { rope_type = "default", rope_theta = c.rope_theta },
+    rope_theta = c.rope_theta, rope_scaling = c.rope_scaling, rope_parameters = parameters,
     max_position_embeddings = c.context or 32768,
     hidden_act = "silu", attention_bias = false, mlp_bias = false, attention_dropout = 0.0,
     use_sliding_window = false,

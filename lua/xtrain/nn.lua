@@ -3,6 +3,7 @@
 -- as "blocks.3.attn.wq" is where one lies. Weights are [out, in].
 local xt = require "xtrain"
 local options = require "xtrain.options"
+local rope = require "xtrain.rope"
 local fail = xt.core.fail
 
 local M = {}
@@ -265,13 +266,14 @@ local attention = M.class("attention")
 -- attention{dim, heads, kv_heads = heads, head_dim = dim / heads, rope_theta = 10000,
 -- rope_layout = "half", qk_norm = false, eps = 1e-6, causal = true, impl = "auto", dropout = 0}:
 -- self-attention with rotary positions, x (B, S, dim) -> (B, S, dim). rope_theta = false: no
--- rotation. dropout: of the probabilities, where forward is given a seed.
+-- rotation. rope_scaling: {rope_type = "linear"|"llama3", factor = ..., ...}, see xtrain/rope.lua.
+-- dropout: of the probabilities, where forward is given a seed.
 function M.attention(given)
   local o = options.read("nn.attention", given, { dim = options.size,
     heads = options.size, kv_heads = options.optional_size, head_dim = options.optional_size,
-    rope_theta = options.optional, rope_layout = "half", qk_norm = false, eps = 1e-6,
-    causal = true, impl = "auto", dropout = 0.0, seed = options.optional,
-    device = options.optional })
+    rope_theta = options.optional, rope_layout = "half", rope_scaling = options.optional,
+    qk_norm = false, eps = 1e-6, causal = true, impl = "auto", dropout = 0.0,
+    seed = options.optional, device = options.optional })
   local kv_heads = o.kv_heads or o.heads
   local head_dim = o.head_dim or o.dim // o.heads
   if o.heads % kv_heads ~= 0 then
@@ -291,9 +293,33 @@ function M.attention(given)
   end
   if o.rope_theta ~= false then
     self.rope = { theta = o.rope_theta or 10000.0, layout = o.rope_layout, offset = 0 }
+    if o.rope_scaling then
+      local scaling, message = rope.scaling(o.rope_scaling)
+      if not scaling then fail("nn.attention: option 'rope_scaling': " .. message) end
+      self.frequencies = xt.tensor(rope.frequencies(self.rope.theta, head_dim, scaling),
+        { dtype = "f64", device = o.device })
+    end
   end
   self.how = { causal = o.causal, impl = o.impl }
   return finish(self, o, 1 / math.sqrt(o.dim))
+end
+
+-- q and k (B, S, H, D) turned by their places, which go on behind those in the cache.
+function attention:turn(q, k, cache)
+  local how, positions = self.rope, cache and cache.positions
+  local first = cache and cache.length or 0
+  if self.frequencies then
+    local seq = q.shape[2]
+    positions = positions or xt.arange(seq, { device = q.device }) + first
+    return rope.turn(q, self.frequencies, positions, how.layout),
+      rope.turn(k, self.frequencies, positions, how.layout)
+  end
+  if positions then
+    how = { theta = how.theta, layout = how.layout, positions = positions }
+  else
+    how.offset = first
+  end
+  return xt.rope(q, how), xt.rope(k, how)
 end
 
 -- cache, index: a kv_cache and this layer's number in it. Without one, positions start at 0.
@@ -306,15 +332,7 @@ function attention:forward(x, cache, index, seed)
   if self.q_norm then
     q, k = self.q_norm(q), self.k_norm(k)
   end
-  if self.rope then
-    local rope = self.rope
-    if cache and cache.positions then
-      rope = { theta = rope.theta, layout = rope.layout, positions = cache.positions }
-    else
-      rope.offset = cache and cache.length or 0
-    end
-    q, k = xt.rope(q, rope), xt.rope(k, rope)
-  end
+  if self.rope then q, k = self:turn(q, k, cache) end
   if cache then
     k, v = cache:extend(index, k, v)
   end

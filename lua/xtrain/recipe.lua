@@ -15,10 +15,12 @@ local active = require "xtrain.active"
 local bench = require "xtrain.bench"
 local ctl = require "xtrain.ctl"
 local edits = require "xtrain.edits"
+local events = require "xtrain.events"
 local finite = require "xtrain.finite"
 local log = require "xtrain.log"
 local options = require "xtrain.options"
 local options_text = require "xtrain.options_text"
+local profile = require "xtrain.profile"
 local save = require "xtrain.save"
 local train = require "xtrain.train"
 local file = require "xtrain.core.file"
@@ -41,7 +43,7 @@ local COMMON = {
   smoke = false, -- three steps, to see that the recipe works
   trap = false, -- stop at the first op whose output is not finite
   lost_updates = false, -- log the share of bf16 weights whose update rounds to nothing
-  profile = 0,
+  profile = 0, -- steps whose time is told op by op
   threads = 0, -- of the CPU; all when 0
 }
 
@@ -298,6 +300,11 @@ local function open_folder(self)
   ctl.open(self)
 end
 
+local function cut_logs(self, step)
+  log.cut(self.out .. "/metrics.jsonl", step)
+  events.cut(self.out, step)
+end
+
 -- Goes on from the newest save that can be read. Raises when there are saves and none can be.
 local function restore(self)
   local own = self.own
@@ -305,7 +312,7 @@ local function restore(self)
     if self.options.resume == "auto" then
       own.progress:say(("%s: no save in %s yet, starting anew"):format(self.name, self.out))
     end
-    return log.cut(self.out .. "/metrics.jsonl", 0)
+    return cut_logs(self, 0)
   end
   local failures = {}
   for _, dir in ipairs(own.saves) do
@@ -315,7 +322,7 @@ local function restore(self)
       own.tokens, own.best, own.skips = info.tokens, info.best or math.huge, info.skips
       own.saved, own.chain = info.step, info.chain or {}
       if own.replay then return end
-      log.cut(self.out .. "/metrics.jsonl", info.step)
+      cut_logs(self, info.step)
       own.progress:say(("%s: resumed from %s"):format(self.name, dir))
       return
     end
@@ -363,6 +370,7 @@ function run:steps()
     elseif ctl.boundary(self) or xt.interrupted() then
       stop(self)
     end
+    profile.boundary(self, own.step < last and own.step + 1 or nil)
     if own.step >= last then
       own.progress:close()
       xt.core.polling(false) -- from here on a Ctrl-C stops what runs
@@ -491,6 +499,7 @@ end
 
 local function write_row(self, row)
   local ok, message = log.append(self.out .. "/metrics.jsonl", row)
+  if ok then ok, message = events.append(self.out, row) end
   if not ok and not self.own.log_failed then
     self.own.log_failed = true -- said once; training goes on
     self.own.progress:say("metrics cannot be written, training goes on: " .. tostring(message))

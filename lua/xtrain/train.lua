@@ -52,9 +52,9 @@ local function replay(run, step, o)
     feeds["seed." .. i] = xt.seed(run.options.seed, step, micro)
   end
   feeds.step = o.optimizer.steps + 1
-  if not own.graph then
+  if not own.graph or own.graph_clip ~= o.clip then
     own.graph = record(batches, o)
-    own.graph_of = o.optimizer
+    own.graph_of, own.graph_clip = o.optimizer, o.clip
   elseif own.graph_of ~= o.optimizer then
     fail("run:train: with graph=true a run has one optimizer: its step is in the graph")
   end

@@ -1191,8 +1191,9 @@ function xt.nn.attending(how, p, seed, cache) end
 --- attention{dim, heads, kv_heads = heads, head_dim = dim / heads, rope_theta = 10000,
 --- rope_layout = "half", qk_norm = false, eps = 1e-6, causal = true, impl = "auto", dropout = 0}:
 --- self-attention with rotary positions, x (B, S, dim) -> (B, S, dim). rope_theta = false: no
---- rotation. dropout: of the probabilities, where forward is given a seed.
----@param options {causal?: boolean, device?: xt.device, dim: integer, dropout?: number, eps?: number, head_dim?: integer, heads: integer, impl?: string, kv_heads?: integer, qk_norm?: boolean, rope_layout?: string, rope_theta?: any, seed?: integer}
+--- rotation. rope_scaling: {rope_type = "linear"|"llama3", factor = ..., ...}, see xtrain/rope.lua.
+--- dropout: of the probabilities, where forward is given a seed.
+---@param options {causal?: boolean, device?: xt.device, dim: integer, dropout?: number, eps?: number, head_dim?: integer, heads: integer, impl?: string, kv_heads?: integer, qk_norm?: boolean, rope_layout?: string, rope_scaling?: any, rope_theta?: any, seed?: integer}
 ---@return xt.layer
 function xt.nn.attention(options) end
 
@@ -1291,20 +1292,20 @@ xt.models = {}
 function xt.models.gpt2(options) end
 
 --- llama{...}: as qwen3, with qk_norm = false.
----@param options {attention?: string, attention_dropout?: number, context?: integer, device?: xt.device, dim: integer, dropout?: number, dtype?: xt.dtype, embed_dropout?: number, eps?: number, ffn: integer, head_dim?: integer, heads: integer, kv_heads?: integer, layers: integer, qk_norm?: boolean, recompute?: string, rope_layout?: string, rope_theta?: number, seed?: integer, special_ids?: table, tied?: boolean, vocab: integer}
+---@param options {attention?: string, attention_dropout?: number, context?: integer, device?: xt.device, dim: integer, dropout?: number, dtype?: xt.dtype, embed_dropout?: number, eps?: number, ffn: integer, head_dim?: integer, heads: integer, kv_heads?: integer, layers: integer, qk_norm?: boolean, recompute?: string, rope_layout?: string, rope_scaling?: any, rope_theta?: number, seed?: integer, special_ids?: table, tied?: boolean, vocab: integer}
 ---@return xt.model
 function xt.models.llama(options) end
 
 --- qwen3{vocab, dim, layers, heads, kv_heads = heads, head_dim = dim / heads, ffn, rope_theta = 1e4,
---- rope_layout = "half"|"interleaved", eps = 1e-6, tied = false, qk_norm = true, dropout = 0,
---- embed_dropout = 0, attention_dropout = 0, seed = 0, recompute = "none"|"block"|"selective",
---- attention = "auto"|"composed"|"flash",
+--- rope_layout = "half"|"interleaved", rope_scaling (as in nn.attention), eps = 1e-6, tied = false,
+--- qk_norm = true, dropout = 0, embed_dropout = 0, attention_dropout = 0, seed = 0,
+--- recompute = "none"|"block"|"selective", attention = "auto"|"composed"|"flash",
 --- dtype = "f32"|"bf16", context, device}
 --- dropout: of what attention and MLP add to the residual stream; attention_dropout: of the
 --- probabilities, after the softmax. seed = false leaves the weights zero, for a caller that loads
 --- them. context: the longest sequence
 --- the model is meant for; written to config.json, and no bound here.
----@param options {attention?: string, attention_dropout?: number, context?: integer, device?: xt.device, dim: integer, dropout?: number, dtype?: xt.dtype, embed_dropout?: number, eps?: number, ffn: integer, head_dim?: integer, heads: integer, kv_heads?: integer, layers: integer, qk_norm?: boolean, recompute?: string, rope_layout?: string, rope_theta?: number, seed?: integer, special_ids?: table, tied?: boolean, vocab: integer}
+---@param options {attention?: string, attention_dropout?: number, context?: integer, device?: xt.device, dim: integer, dropout?: number, dtype?: xt.dtype, embed_dropout?: number, eps?: number, ffn: integer, head_dim?: integer, heads: integer, kv_heads?: integer, layers: integer, qk_norm?: boolean, recompute?: string, rope_layout?: string, rope_scaling?: any, rope_theta?: number, seed?: integer, special_ids?: table, tied?: boolean, vocab: integer}
 ---@return xt.model
 function xt.models.qwen3(options) end
 

@@ -24,7 +24,10 @@ LUA = """
 local xt = require "xtrain"
 local source, out = arg[1], arg[2]
 local model = source:find "/" and assert(xt.hf.load(source)) or xt.models[source] { vocab = 70,
-  dim = 32, layers = 2, heads = 4, ffn = 48, tied = arg[3] == "tied", context = 64, seed = 5 }
+  dim = 32, layers = 2, heads = 4, ffn = 48, tied = arg[3] == "tied", context = 64, seed = 5,
+  rope_scaling = ({ linear = { rope_type = "linear", factor = 4.0 }, llama3 = { rope_type = "llama3",
+    factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0,
+    original_max_position_embeddings = 16 } })[arg[3]] }
 assert(xt.hf.save(out, model, nil, { dtype = arg[4] }))
 local again = assert(xt.hf.load(out))
 local vocab = model.config.vocab
@@ -38,9 +41,9 @@ def bytes_of(path):
             for name, t in load_file(path).items()}
 
 
-def check(source, tied, dtype):
+def check(source, variant, dtype):
     with tempfile.TemporaryDirectory() as out:
-        subprocess.run([args.xtrain, "-e", LUA, source, out, tied, dtype], check=True)
+        subprocess.run([args.xtrain, "-e", LUA, source, out, variant, dtype], check=True)
         answer = load_file(out + "/answer")
         with safe_open(out + "/model.safetensors", "pt") as f:
             assert f.metadata() == {"format": "pt"}
@@ -61,7 +64,7 @@ def check(source, tied, dtype):
                 assert before.get(k) == v, (k, before.get(k), v)
             if dtype == "f32":
                 assert bytes_of(source + "/model.safetensors") == bytes_of(out + "/model.safetensors")
-        print(f"{source} {tied} {dtype}: {len(names)} tensors, {ids}, logits apart by {apart:.1e}",
+        print(f"{source} {variant} {dtype}: {len(names)} tensors, {ids}, logits apart by {apart:.1e}",
               flush=True)
 
 
@@ -69,6 +72,9 @@ for kind in ("qwen3", "llama", "gpt2"):
     for tied in ("tied", "untied"):
         for dtype in ("f32", "bf16", "f16"):
             check(kind, tied, dtype)
+for kind in ("qwen3", "llama"):
+    for scaling in ("linear", "llama3"):
+        check(kind, scaling, "f32")
 for folder in args.folders:
     for dtype in ("f32", "bf16"):
         check(folder, "", dtype)

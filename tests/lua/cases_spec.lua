@@ -1,10 +1,12 @@
 -- Known traps of training systems, each of which was a bug somewhere, with the right answer. Where
 -- the rest of them is tested:
 --
---   dropout, recomputation, seeds          nn_spec, segment_spec, autograd_spec, random_test.c
+--   dropout, recomputation, seeds          dropout_spec, segment_spec, random_test.c, seed_test.c
+--   dropout of each recipe and launcher    recipes_spec
 --   warm-up, wsd, cosine, stepping twice   schedule_spec, recipe_spec
 --   bias correction, decay of gains        optim_spec
---   resume, moments by name, killed saves  recipe_spec, optim_spec, disk_spec
+--   one token counts as any other          accumulation_spec
+--   resume, moments by name, killed saves  recipe_spec, verify_spec, optim_spec, disk_spec
 --   the branch of where not taken          autograd_spec, pointwise_test.c
 --   the two layouts of rope                norm_test.c
 --   kinks and planted errors               autograd_spec
@@ -13,7 +15,7 @@
 --   printing 10^12 elements                tensor_spec
 --   200,000 ops and a small stack          segment_spec
 --   another order each epoch               recipe_spec
---   eval mode undone                       nn_spec
+--   eval mode undone                       nn_spec, dropout_spec, equality_spec
 local expect = require "expect"
 local xt = require "xtrain"
 
@@ -290,6 +292,71 @@ describe("a parameter that nobody used", function()
       assert.is_nil(b.grad)
       assert.are.equal(xt.ones({ 2, 2 }):digest(), b:detach():digest())
       assert.are_not.equal(xt.ones({ 2, 2 }):digest(), a:detach():digest())
+    end
+  end)
+end)
+
+describe("a replayed graph", function()
+  it("drops by its seed: other elements each step, the same for the same step", function()
+    local n = 10000
+    local x = xt.ones { n }
+    local g = xt.graph(function(b)
+      local seed = xt.seed(b:input("base", 3), b:input("step", 0))
+      local q = b:input("q", xt.ones { 1, 100, 1, 4 } / 4)
+      b:export("all", { mask = xt.dropout_mask({ n }, .5, seed), y = xt.dropout(x, .5, seed),
+        noise = xt.rand({ n }, { seed = seed }), likely = xt.multinomial(xt.ones { n, 2 }, seed),
+        attention = xt.attention(q, q, q, { dropout = .5, seed = seed }) })
+    end)
+    local function replay(step)
+      local out = g:run("all", { step = step })
+      for name, t in pairs(out) do out[name] = t:clone() end
+      return out
+    end
+    local steps, again = { replay(1), replay(2), replay(3) }, replay(1)
+    for name, first in pairs(steps[1]) do
+      assert.are.equal(first:digest(), again[name]:digest(), name)
+      for i = 1, 3 do
+        local other = steps[i % 3 + 1][name]
+        assert.are_not.equal(steps[i][name]:digest(), other:digest(), name)
+        if name == "mask" or name == "y" then
+          local same = xt.mean(xt.cast(xt.eq(steps[i][name], other), "f32")):item()
+          assert.is_near(.5, same, .02)
+        end
+      end
+    end
+    assert.are.equal(xt.dropout_mask({ n }, .5, xt.seed(3, 2)):digest(), steps[2].mask:digest())
+  end)
+end)
+
+describe("weight decay", function()
+  it("reaches the matrices of every model, and no gain and no bias, with any optimizer", function()
+    for _, kind in ipairs { "qwen3", "llama", "gpt2" } do
+      for _, optimizer in ipairs { "adamw", "sgd", "muon" } do
+        local params = xt.nn.params(xt.models[kind] { vocab = 7, dim = 8, layers = 1, heads = 2,
+          ffn = 12, context = 4, seed = 1 })
+        local vectors, matrices = 0, 0
+        for _, param in ipairs(params) do
+          local t = param.tensor
+          xt.no_grad(function() t:fill_(1) end)
+          xt.sum(t * 0):backward() -- a gradient that is there, and 0
+        end
+        local opts = { weight_decay = .1 }
+        if optimizer == "muon" then opts.adamw = { weight_decay = .1 } end
+        xt.optim[optimizer](params, opts):step(.1)
+        for _, param in ipairs(params) do
+          local t = param.tensor:detach()
+          local name = optimizer .. ": " .. kind .. "." .. param.name
+          if t.ndim >= 2 then
+            matrices = matrices + 1
+            assert.is_near(.99, xt.amin(t):item(), 1e-6, name)
+            assert.is_near(.99, xt.amax(t):item(), 1e-6, name)
+          else
+            vectors = vectors + 1
+            assert.are.equal(xt.ones(t.shape):digest(), t:digest(), name)
+          end
+        end
+        assert.is_true(vectors >= 3 and matrices >= 5)
+      end
     end
   end)
 end)

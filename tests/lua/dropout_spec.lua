@@ -1,7 +1,6 @@
 -- Dropout, proven on the real models: it is linear, fair and the same in every dtype; recomputation
--- and evaluation cannot see it; and it is live in every recipe there is.
+-- and evaluation cannot see it. That it is live in every recipe is in recipes_spec.lua.
 local xt = require "xtrain"
-local training = require "training"
 local nn = xt.nn
 
 -- ---- a small model -----------------------------------------------------------------------------
@@ -398,65 +397,4 @@ describe("grouped heads", function()
       assert.are.equal(repeated:digest(), grouped:digest(), impl)
     end
   end)
-end)
-
--- ---- every recipe ------------------------------------------------------------------------------
-
--- A recipe is found by being in recipes/. Sizes are made small where it has an option of that name.
-local SMALL = { text = "text.txt", vocab = 300, dim = 32, heads = 2, kv_heads = 2, head_dim = 16,
-  layers = 2, ffn = 48, hidden = 32, batch = 4, seq = 32, steps = 8, warmup = 1, log_every = 1,
-  eval_every = 0, save_every = 0, prompt = "the " }
-
-local function recipes()
-  local pipe = assert(io.popen "ls recipes/*.lua")
-  local list = {}
-  for path in pipe:lines() do list[#list + 1] = path end
-  pipe:close()
-  return list
-end
-
-describe("every recipe", function()
-  it("is found", function() assert.is_true(#recipes() >= 2) end)
-
-  for _, path in ipairs(recipes()) do
-    it("has dropout that is live in training and absent in evaluation: " .. path, function()
-      if not training.program then return pending "XTRAIN does not name the program" end
-      local root = io.popen("pwd"):read "l"
-      training.in_place("", function(place)
-        place:write("text.txt", training.text(20000))
-        -- The error about an option that there is not lists those that there are.
-        local _, _, errors = place:run("no_such_option=1", nil, root .. "/" .. path)
-        local known, words, still = {}, {}, {}
-        for name in errors:match("the options are ([%w_, ]+)"):gmatch "[%w_]+" do
-          known[name] = true
-          if SMALL[name] then words[#words + 1] = ("%s=%s"):format(name, SMALL[name]) end
-          if name == "lr" or name:find "_lr$" then still[#still + 1] = name .. "=0" end
-        end
-        assert.is_true(known.dropout, path .. " has no option dropout")
-        words, still = table.concat(words, " "), table.concat(still, " ")
-        local function run(more)
-          os.execute(("rm -rf '%s/run'"):format(place.dir))
-          local out = place:must(words .. " out=run " .. more, root .. "/" .. path)
-          local losses = {}
-          for line in place:read("run/metrics.jsonl"):gmatch "[^\n]+" do
-            local row = xt.json.decode(line)
-            if row.loss then losses[#losses + 1] = row.loss end
-          end
-          return losses, out
-        end
-        local default, without, with_it = run "", run "dropout=0", run "dropout=0.1"
-        assert.are.same(default, without, "the default of dropout is not 0")
-        local largest = 0
-        for i, loss in ipairs(without) do
-          largest = math.max(largest, math.abs(loss - with_it[i]))
-        end
-        assert.is_true(largest > 1e-3, ("%s: the losses differ by %g"):format(path, largest))
-        -- The weights stay, so that what is printed at the end can differ by dropout alone.
-        local _, plain = run(still .. " dropout=0")
-        local live, dropped = run(still .. " dropout=0.9")
-        assert.are_not.same(run(still .. " dropout=0"), live)
-        assert.are.equal(plain, dropped)
-      end)
-    end)
-  end
 end)

@@ -68,6 +68,10 @@ describe("a run of the tiny recipe", function()
     end)
   end
 
+  test("does not depend on how often it is evaluated or logged", function(place)
+    all_equal(place, { "eval_every=0", "eval_every=1", "eval_every=5 log_every=7" })
+  end)
+
   test("does not depend on the number of threads", function(place)
     all_equal(place, { "threads=1", "threads=2", "threads=3", "threads=4" })
     all_equal(place, { "dtype=bf16 threads=1", "dtype=bf16 threads=4" })

@@ -216,6 +216,36 @@ describe("hf", function()
     assert.are.equal(777.0, assert(xt.hf.load(dir)).config.rope_theta)
   end)
 
+  it("reads and writes scaled rotations in both spellings", function()
+    local kinds = {
+      { rope_type = "linear", factor = 4.0 },
+      { rope_type = "llama3", factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0,
+        original_max_position_embeddings = 16 },
+    }
+    local ids = xt.tensor({ { 1, 2, 3, 18 } }, { dtype = "i32" })
+    for _, scaling in ipairs(kinds) do
+      local model = model_of { rope_scaling = scaling }
+      assert(xt.hf.save(dir, model))
+      local first = read(dir .. "/config.json")
+      local function same(change)
+        if change then edit_config(dir, change) end
+        local again = assert(xt.hf.load(dir))
+        assert.are.same(scaling, again.config.rope_scaling)
+        assert.are.equal(5e5, again.config.rope_theta)
+        assert.are.equal(model(ids):digest(), again(ids):digest())
+        assert(xt.hf.save(dir, again))
+        assert.are.equal(first, read(dir .. "/config.json"))
+      end
+      same()
+      same(function(c) c.rope_scaling, c.rope_theta = nil, nil end)
+      same(function(c) c.rope_parameters = nil end)
+      same(function(c)
+        c.rope_parameters = nil
+        c.rope_scaling.type, c.rope_scaling.rope_type = c.rope_scaling.rope_type, nil
+      end)
+    end
+  end)
+
   it("says what it cannot load, and raises nothing", function()
     local function refuse(pattern, change)
       assert(xt.hf.save(dir, model_of()))
@@ -225,17 +255,25 @@ describe("hf", function()
       assert.matches(pattern, message)
     end
     refuse("model_type 'mamba'", function(c) c.model_type = "mamba" end)
-    for _, kind in ipairs { "linear", "dynamic", "yarn", "longrope", "llama3", "proportional" } do
-      refuse("rope_type '" .. kind .. "' of rope_parameters is not supported", function(c)
+    for _, kind in ipairs { "dynamic", "yarn", "longrope", "proportional" } do
+      local message = ("rope_type is '%s', wanted linear or llama3"):format(kind)
+      refuse("rope_parameters: " .. message, function(c)
         c.rope_parameters = { rope_type = kind, rope_theta = 1e4, factor = 2.0 }
       end)
       for _, spelling in ipairs { "type", "rope_type" } do
-        refuse("rope_type '" .. kind .. "' of rope_scaling is not supported", function(c)
+        refuse("rope_scaling: " .. message, function(c)
           c.rope_parameters = nil
           c.rope_scaling = { [spelling] = kind, factor = 2.0 }
         end)
       end
     end
+    refuse("factor is nil, wanted a number above 0 for the rope_type linear", function(c)
+      c.rope_scaling = { type = "linear" }
+    end)
+    refuse("low_freq_factor is 4, wanted less than high_freq_factor, which is 4", function(c)
+      c.rope_scaling = { rope_type = "llama3", factor = 8, low_freq_factor = 4,
+        high_freq_factor = 4, original_max_position_embeddings = 64 }
+    end)
     refuse("attention_bias is true, which is not supported; wanted false", function(c)
       c.attention_bias = true
     end)
@@ -247,9 +285,6 @@ describe("hf", function()
     refuse("hidden_act is 'gelu'", function(c) c.hidden_act = "gelu" end)
     refuse("partial_rotary_factor is 0.5", function(c)
       c.rope_parameters.partial_rotary_factor = 0.5
-    end)
-    refuse("rope_type 'yarn' of rope_scaling", function(c)
-      c.rope_scaling = { type = "yarn", factor = 4.0 }
     end)
     refuse("rope_theta is 0", function(c) c.rope_parameters.rope_theta = 0 end)
     refuse("quantization_config is a table", function(c)

@@ -208,6 +208,38 @@ describe("the changes of a run", function()
   end)
 end)
 
+-- ---- with graph=true ---------------------------------------------------------------------------
+
+-- The same through run:train; what the loss reads and the clip are in the graph as they were.
+local TRAINED = RECIPE:gsub("for step in run:steps.*", [[
+for step in run:steps() do
+  local norm = run:train(step, { data = data, optimizer = opt, lr = live.lr, clip = live.clip,
+    loss = function(x, y)
+      local off = model.w(x) - y
+      return xt.sum(off * off) + live.weights.aux * xt.sum(xt.abs(off)), 8
+    end })
+  run:log(step, { lr = live.lr, grad_norm = norm })
+  if run:due(step, run.save_every) then run:save(step) end
+  act(step, put, run, live, file)
+end
+]])
+
+describe("a graph", function()
+  test("is recorded again when something is changed", function(place, _, verb)
+    local script = place:write("trained.lua", TRAINED)
+    for _, graph in ipairs { "false", "true" } do
+      place:write("live.lua", FIRST)
+      place:must(("out=%s graph=%s"):format(graph, graph) .. acts(("if step == 7 then put %q end"
+        .. " if step == 11 then put %q end"):format(FIRST:gsub("0%.1", "0.7"):gsub("\n", " "),
+          SECOND:gsub("\n", " "))), script)
+      local code, said = verb("verify " .. graph)
+      assert.are.equal(0, code, said)
+    end
+    assert.are.same(place:digests("false", 14), place:digests("true", 14))
+    assert.are.equal(3, #edits.read(place.dir .. "/true"))
+  end)
+end)
+
 describe("the difference of two texts", function()
   it("names lines that went and came", function()
     assert.are.equal("", edits.diff("a\nb\n", "a\nb\n"))

@@ -102,6 +102,60 @@ describe("layers", function()
     assert.are.equal(a(x):digest(), b(x):digest())
   end)
 
+  it("attention turns by scaled frequencies: transformers' for linear and llama3", function()
+    local rope = require "xtrain.rope"
+    local function near(wanted, got)
+      assert.are.equal(#wanted, #got)
+      for i, value in ipairs(wanted) do assert.is_near(1, got[i] / value, 1e-6) end
+    end
+    near({ 1, 0.19392276, 0.037606031, 0.0072926651, 0.00052484602, 3.4281024e-05, 6.6478697e-06,
+      1.2891732e-06 }, rope.frequencies(5e5, 16, { rope_type = "llama3", factor = 8,
+      low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192 }))
+    near({ 0.25, 0.079056941, 0.025, 0.0079056947, 0.0025, 0.00079056947, 0.00025, 7.9056947e-05 },
+      rope.frequencies(1e4, 16, { rope_type = "linear", factor = 4 }))
+    -- A factor of 1 is xt.rope: angles of at most 40, each rounded to f32 in both.
+    local x = xt.randn({ 2, 9, 3, 16 }, { seed = 1 })
+    local frequencies = xt.tensor(rope.frequencies(1e4, 16, { rope_type = "linear", factor = 1 }),
+      { dtype = "f64" })
+    for dtype, bound in pairs { f32 = 2e-5, f64 = 1e-12, bf16 = 2 ^ -6 } do
+      for _, layout in ipairs { "half", "interleaved" } do
+        local own = rope.turn(x:to(dtype), frequencies, xt.arange(9) + 31, layout)
+        local op = xt.rope(x:to(dtype), { theta = 1e4, layout = layout, offset = 31 })
+        assert.are.equal(dtype, own.dtype)
+        local apart = xt.amax(xt.abs(own:to "f64" - op:to "f64")):item()
+        assert.is_true(apart <= bound, ("%s %s: %g"):format(dtype, layout, apart))
+      end
+    end
+    local ok, message = pcall(nn.attention, { dim = 16, heads = 4,
+      rope_scaling = { rope_type = "yarn", factor = 2 } })
+    assert.is_false(ok)
+    assert.matches("option 'rope_scaling': rope_type is 'yarn', wanted linear or llama3", message)
+  end)
+
+  it("attention with scaled frequencies: gradients, and a cache that goes on", function()
+    local llama = xt.models.llama { vocab = 11, dim = 16, layers = 2, heads = 4, kv_heads = 2,
+      ffn = 24, seed = 7, rope_scaling = { rope_type = "llama3", factor = 4, low_freq_factor = 1,
+        high_freq_factor = 4, original_max_position_embeddings = 8 } }
+    local plain = xt.models.llama { vocab = 11, dim = 16, layers = 2, heads = 4, kv_heads = 2,
+      ffn = 24, seed = 7 }
+    local ids = batch(1, 12, 11, 1)
+    assert.are_not.equal(plain(ids):digest(), llama(ids):digest())
+    local prompt = { 1, 2, 3 }
+    local out = xt.generate(llama, prompt, { max = 9, temperature = 0 })
+    for i, id in ipairs(out) do -- the same without a cache
+      local logits = llama(xt.tensor({ prompt }, { dtype = "i32" }), { last = true })
+      assert.are.equal(xt.argmax(logits:reshape { 11 }):item(), id, "token " .. i)
+      prompt[#prompt + 1] = id
+    end
+    local attention = nn.attention { dim = 8, heads = 2, rope_scaling = { rope_type = "linear",
+      factor = 3 } }
+    for _, name in ipairs { "wq", "wk", "wv", "wo" } do
+      attention[name] = xt.randn(attention[name].shape, { seed = 2, dtype = "f64" })
+    end
+    assert.is_true((xt.gradcheck(function(x) return attention(x) end,
+      { xt.randn({ 2, 5, 8 }, { seed = 1, dtype = "f64" }) })))
+  end)
+
   it("name a wrong number of kv_heads", function()
     local ok, message = pcall(nn.attention, { dim = 16, heads = 4, kv_heads = 3 })
     assert.is_false(ok)

@@ -456,9 +456,14 @@ end)
 
 -- ---- a terminal --------------------------------------------------------------------------------
 
-local tmux = "LD_PRELOAD= tmux -L xtrain-spec-" .. tostring(os.time()) .. " -f /dev/null"
+-- A server of its own for each session: one that is about to end would be taken for a new one.
+local function server(socket) return ("LD_PRELOAD= tmux -S '%s' -f /dev/null"):format(socket) end
 
-if not os.execute(tmux .. " new-session -d true >/dev/null 2>&1") then -- it ends at once
+local probe = os.tmpname()
+os.remove(probe)
+local there = os.execute(server(probe) .. " new-session -d true >/dev/null 2>&1") -- ends at once
+os.remove(probe)
+if not there then
   pending "the prompt in a terminal: there is no tmux, or no terminal, here"
   return
 end
@@ -468,7 +473,7 @@ describe("the prompt in a terminal", function()
   local function in_terminal(words, fn, files)
     in_folder(function(dir)
       for name, text in pairs(files or {}) do write(dir .. "/" .. name, text) end
-      local name = "spec"
+      local name, tmux = "spec", server(dir .. "/tmux")
       local command = ("trap : INT; cd %s; %s %s; echo ended with $?; sleep 100"):format(dir,
         program, words)
       assert(os.execute(("XT_HISTORY=%s/history %s new-session -d -s %s -x 100 -y 50 %s"):format(

@@ -15,6 +15,7 @@ local function new_block(index, o)
   self.attn_norm = nn.rmsnorm { dim = o.dim, eps = o.eps, device = o.device }
   self.attn = nn.attention { dim = o.dim, heads = o.heads, kv_heads = o.kv_heads,
     head_dim = o.head_dim, rope_theta = o.rope_theta, rope_layout = o.rope_layout,
+    rope_scaling = o.rope_scaling,
     qk_norm = o.qk_norm, eps = o.eps, impl = o.attention, dropout = o.attention_dropout,
     seed = false, device = o.device }
   self.mlp_norm = nn.rmsnorm { dim = o.dim, eps = o.eps, device = o.device }
@@ -31,7 +32,8 @@ function decoder:start(ids) return self.embed(ids, self.config.dtype) end
 local function build(kind, qk_norm, given)
   local o = options.read("models." .. kind, given, language.options {
     kv_heads = options.optional_size, head_dim = options.optional_size, ffn = options.size,
-    rope_theta = 10000.0, rope_layout = "half", eps = 1e-6, qk_norm = qk_norm })
+    rope_theta = 10000.0, rope_layout = "half", rope_scaling = options.optional, eps = 1e-6,
+    qk_norm = qk_norm })
   language.check("models." .. kind, o)
   local self = setmetatable({ kind = kind, config = o, training = false }, decoder)
   self.embed = nn.embedding { vocab = o.vocab, dim = o.dim, seed = false, device = o.device }
@@ -42,9 +44,9 @@ local function build(kind, qk_norm, given)
 end
 
 -- qwen3{vocab, dim, layers, heads, kv_heads = heads, head_dim = dim / heads, ffn, rope_theta = 1e4,
--- rope_layout = "half"|"interleaved", eps = 1e-6, tied = false, qk_norm = true, dropout = 0,
--- embed_dropout = 0, attention_dropout = 0, seed = 0, recompute = "none"|"block"|"selective",
--- attention = "auto"|"composed"|"flash",
+-- rope_layout = "half"|"interleaved", rope_scaling (as in nn.attention), eps = 1e-6, tied = false,
+-- qk_norm = true, dropout = 0, embed_dropout = 0, attention_dropout = 0, seed = 0,
+-- recompute = "none"|"block"|"selective", attention = "auto"|"composed"|"flash",
 -- dtype = "f32"|"bf16", context, device}
 -- dropout: of what attention and MLP add to the residual stream; attention_dropout: of the
 -- probabilities, after the softmax. seed = false leaves the weights zero, for a caller that loads
