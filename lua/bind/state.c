@@ -153,10 +153,14 @@ static void collect(void *user) {
     xtbind_collect(user, true);
 }
 
+bool xtbind_must_finish(const struct xtbind *b, int pressed) {
+    return b->shields || (b->walks && pressed < 2);
+}
+
 /* An op fails once for each Ctrl-C: what was running ends, and its caller may go on. */
 static bool interrupted(void *user) {
     const struct xtbind *b = user;
-    if (!xtbind_stop || b->shields) return false;
+    if (!xtbind_stop || xtbind_must_finish(b, xtbind_stop)) return false;
     xtbind_stop = 0;
     return true;
 }
