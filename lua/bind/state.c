@@ -233,6 +233,16 @@ static struct xtbind *new_anchor(lua_State *L) {
     return b;
 }
 
+/* XT_DEVICE in the environment is where tensors are made from the start. */
+static void default_device(lua_State *L, struct xtbind *b) {
+    const char *name = getenv("XT_DEVICE");
+    if (!name || !*name) return;
+    lua_pushstring(L, name);
+    b->device = xtbind_check_device(L, lua_gettop(L), "XT_DEVICE");
+    xt_set_device(b->ctx, b->device);
+    lua_pop(L, 1);
+}
+
 int luaopen_xtrain(lua_State *L) {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &library_key) == LUA_TTABLE) return 1;
     lua_pop(L, 1);
@@ -264,5 +274,6 @@ int luaopen_xtrain(lua_State *L) {
     lua_settop(L, library);
     lua_pushvalue(L, library);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &library_key);
+    default_device(L, b);
     return 1;
 }

@@ -225,10 +225,10 @@ describe("gate:", function()
       local vars = {}
       for i = 1, 3 do vars[i] = xt.var(xt.randn({ 1, seq, heads, d }, { seed = i })) end
       xt.collect()
-      local before = xt.memory("cpu").live_bytes
-      xt.memory_reset_peak("cpu")
+      local before = xt.memory().live_bytes
+      xt.memory_reset_peak()
       xt.sum(xt.attention(vars[1], vars[2], vars[3], { causal = true, impl = impl })):backward()
-      return xt.memory("cpu").peak_bytes - before
+      return xt.memory().peak_bytes - before
     end
     for _, seq in ipairs { 1024, 2048 } do
       local flash, square = peak("flash", seq), 4 * seq * seq
