@@ -118,6 +118,7 @@ struct xt_ctx {
 void *xt_host_alloc(struct xt_ctx *ctx, size_t bytes);
 void xt_host_free(struct xt_ctx *ctx, void *data, size_t bytes);
 void xt_memory_close(struct xt_ctx *ctx);
+size_t xt_grain(enum xt_device device); /* what starts of blocks are multiples of, in bytes */
 enum xt_status xt_device_alloc(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **data,
                                size_t *capacity);
 void xt_device_free(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes,

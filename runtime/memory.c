@@ -32,6 +32,10 @@ static int size_class(size_t bytes, size_t *capacity) {
     return 8 + (power - 9) * 8 + (int)k;
 }
 
+size_t xt_grain(enum xt_device device) {
+    return device == XT_CPU ? SMALLEST : 512;
+}
+
 static void *from_system(struct xt_ctx *ctx, size_t capacity) {
     size_t limit = ctx->limit[XT_CPU];
     struct xt_memory *m = &ctx->memory[XT_CPU];
@@ -207,7 +211,8 @@ void xt_device_free(struct xt_ctx *ctx, enum xt_device device, void *data, size_
    takes; what does not fit after all comes from the allocator. */
 enum xt_status xt_scratch_get(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **out) {
     struct xt_scratch_room *room = &ctx->scratch;
-    size_t capacity, rounded = (bytes + SMALLEST - 1) / SMALLEST * SMALLEST;
+    const size_t grain = xt_grain(device);
+    size_t capacity, rounded = (bytes + grain - 1) / grain * grain;
     if (room->on && room->device == device) {
         if (room->base && rounded <= room->bytes - room->used) {
             *out = room->base + room->used;
@@ -223,7 +228,8 @@ enum xt_status xt_scratch_get(struct xt_ctx *ctx, enum xt_device device, size_t 
 void xt_scratch_put(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes) {
     if (!data) return;
     struct xt_scratch_room *room = &ctx->scratch;
-    size_t capacity, rounded = (bytes + SMALLEST - 1) / SMALLEST * SMALLEST;
+    const size_t grain = xt_grain(device);
+    size_t capacity, rounded = (bytes + grain - 1) / grain * grain;
     if (room->on && room->device == device) {
         const size_t at = (size_t)((uintptr_t)data - (uintptr_t)room->base);
         if (room->base && at < room->bytes) {

@@ -301,8 +301,9 @@ static void make_steps(struct making *m) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static size_t rounded(size_t bytes) {
-    return (bytes + 63) / 64 * 64;
+static size_t rounded(enum xt_device device, size_t bytes) {
+    const size_t grain = xt_grain(device);
+    return (bytes + grain - 1) / grain * grain;
 }
 
 static int by_falling_size(const void *a, const void *b) {
@@ -322,11 +323,12 @@ static void list_values(struct making *m) {
         size_t bytes = m->g->roots[r].bytes;
         if (plan->place[r] == OUTPUT) plan->memory.outputs += bytes;
         if (plan->place[r] != ARENA) continue;
-        plan->items[plan->n_items++] = (struct item){.root = r,
-                                                     .device = m->g->roots[r].device,
-                                                     .first = m->first[r],
-                                                     .last = m->last[r],
-                                                     .bytes = rounded(bytes ? bytes : 1)};
+        plan->items[plan->n_items++] =
+            (struct item){.root = r,
+                          .device = m->g->roots[r].device,
+                          .first = m->first[r],
+                          .last = m->last[r],
+                          .bytes = rounded(m->g->roots[r].device, bytes ? bytes : 1)};
     }
 }
 
@@ -335,11 +337,12 @@ static enum xt_status place_items(struct xt_ctx *ctx, struct xt_plan *plan) {
     int n = plan->n_items;
     for (int p = 0; p < plan->n_nodes && plan->memory.placed; p++)
         if (plan->steps[p].scratch)
-            plan->items[n++] = (struct item){.root = -1,
-                                             .device = plan->steps[p].device,
-                                             .first = p,
-                                             .last = p,
-                                             .bytes = rounded(plan->steps[p].scratch)};
+            plan->items[n++] =
+                (struct item){.root = -1,
+                              .device = plan->steps[p].device,
+                              .first = p,
+                              .last = p,
+                              .bytes = rounded(plan->steps[p].device, plan->steps[p].scratch)};
     size_t bytes = ((size_t)n + 1) * sizeof(struct item *);
     struct item **order = xt_host_alloc(ctx, bytes), **near = xt_host_alloc(ctx, bytes);
     if (order && near) {

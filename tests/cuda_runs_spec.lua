@@ -91,18 +91,18 @@ describe("on cuda,", function()
     assert.are.equal(digests.cpu, digests.cuda)
   end)
 
-  -- Weights and activations carry 8 bits: a loss near 5 that is off by some 2^-8 of itself a step
-  -- is what bf16 gives; over 200 steps the two runs stay on the same curve within 2 %.
+  -- The bound: 1 % of the loss at the start. On the CPU the two are apart by 0.37 % of it, where
+  -- the steps of 2^-8 that bf16 takes have been added up 200 times.
   it("bf16 training follows f32 over 200 steps, and both learn", function()
     local wide, narrow = losses(200, "f32"), losses(200, "bf16")
     local worst = 0
     for first = 1, 191, 10 do
       local a, b = 0, 0
-      for i = first, first + 9 do a, b = a + wide[i], b + narrow[i] end
-      worst = math.max(worst, math.abs(a - b) / a)
+      for i = first, first + 9 do a, b = a + wide[i] / 10, b + narrow[i] / 10 end
+      worst = math.max(worst, math.abs(a - b))
     end
-    assert.is_true(wide[200] < 0.8 * wide[1], "f32 ends at " .. wide[200])
-    assert.is_true(worst < 0.02, "means of ten steps are apart by " .. worst)
+    assert.is_true(wide[200] < 0.1 * wide[1], "f32 ends at " .. wide[200])
+    assert.is_true(worst < 0.01 * wide[1], "means of ten steps are apart by " .. worst)
   end)
 
   it("a training loop asks the driver for nothing after its second step", function()
@@ -144,11 +144,13 @@ describe("on cuda,", function()
     assert.are.equal(14, back[n - 1]:item())
     t, back = nil, nil -- luacheck: ignore
     xt.collect()
-    xt.memory_trim("cuda")
+    core.memory_trim("cuda")
   end)
 
   it("out of memory is an error with the biggest holders, and work goes on", function()
     local held = xt.zeros { 1 << 20 } -- luacheck: ignore
+    xt.collect()
+    core.memory_trim("cuda") -- what is cached would do
     core.memory_limit(xt.memory("cuda").reserved_bytes + (64 << 20), "cuda")
     local ok, message = pcall(xt.zeros, { 1 << 28 })
     core.memory_limit(0, "cuda")
