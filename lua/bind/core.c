@@ -43,6 +43,15 @@ static int device(lua_State *L) {
     return 1;
 }
 
+/* describe(device): one line about it. */
+static int describe(lua_State *L) {
+    char text[256] = "";
+    struct xtbind *b = bind_of(L);
+    xt_device_describe(b->ctx, xtbind_check_device(L, 1, "describe"), text, sizeof text);
+    lua_pushstring(L, text);
+    return 1;
+}
+
 /* finish(): waits for every open device, and raises what went wrong there. */
 static int finish(lua_State *L) {
     struct xtbind *b = bind_of(L);
@@ -897,6 +906,7 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                        {"source", source},
                                        {"kernels", kernels},
                                        {"finish", finish},
+                                       {"describe", describe},
                                        {"modules", modules},
                                        {NULL, NULL}};
     lua_pushlightuserdata(L, b);

@@ -7,7 +7,9 @@ local function line(name, text) print(("%-12s %s"):format(name, text)) end
 line("xtrain", xt.version)
 line("lua", _VERSION)
 line("devices", table.concat(xt.devices(), " "))
-line("cpu", ("instruction set x86-64-%s, %d threads"):format(xt.isa(), xt.threads()))
+for _, device in ipairs(xt.devices()) do line(device, core.describe(device)) end
+local there, why = pcall(core.describe, "cuda")
+if not there then line("cuda", "not found: " .. why:match("machine: (.*)") or why) end
 for _, library in ipairs(core.libraries()) do
   if library.found then
     line(library.name, (library.version .. "  " .. library.detail):gsub("^%s+", ""))
