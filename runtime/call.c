@@ -58,8 +58,8 @@ static int compare_rows(const void *a, const void *b) {
 }
 
 /* Fills in the kernels of every op: rows sorted by name once, then found by bisection. */
-static enum xt_status find_kernels(struct xt_ctx *ctx, enum xt_device device,
-                                   const struct xt_kernel *const *tables) {
+enum xt_status xt_find_kernels(struct xt_ctx *ctx, enum xt_device device,
+                               const struct xt_kernel *const *tables) {
     size_t n = 0;
     for (int t = 0; tables[t]; t++)
         for (const struct xt_kernel *k = tables[t]; k->op; k++) n++;
@@ -109,7 +109,7 @@ enum xt_status xt_ops_open(struct xt_ctx *ctx) {
             *free_place(ctx, ctx->slot_of, pointer_hash(*op)) = ctx->n_slots;
             *free_place(ctx, ctx->slot_named, name_hash((*op)->name)) = ctx->n_slots;
         }
-    return find_kernels(ctx, XT_CPU, xt_cpu_kernel_tables(ctx->isa));
+    return xt_find_kernels(ctx, XT_CPU, xt_cpu_kernel_tables(ctx->isa));
 }
 
 void xt_ops_close(struct xt_ctx *ctx) {
@@ -465,6 +465,7 @@ enum xt_status xt_launch_ready(struct xt_ctx *ctx, const struct xt_slot *slot,
         XT_TRY(launch(ctx, slot, args, outputs));
         xt_profile_end(ctx, &timer, slot, args, outputs);
     }
+    if (ctx->sync) XT_TRY(xt_devices_finish(ctx));
     return ctx->trap ? xt_trap_check(ctx, slot, args, outputs) : XT_OK;
 }
 

@@ -32,6 +32,7 @@ void xt_ctx_free(struct xt_ctx *ctx) {
     xt_profile_stop(ctx);
     xt_ops_close(ctx);
     xt_onednn_close(ctx);
+    xt_backend_close(ctx);
     xt_memory_close(ctx);
     for (size_t i = 0; i < ctx->cap_interned; i++) free(ctx->interned[i]);
     free(ctx->interned);
@@ -92,6 +93,10 @@ void xt_set_threads(struct xt_ctx *ctx, int threads) {
 
 const char *xt_isa(const struct xt_ctx *ctx) {
     return ctx->isa;
+}
+
+void xt_set_device(struct xt_ctx *ctx, enum xt_device device) {
+    ctx->device = device;
 }
 
 void xt_no_grad_push(struct xt_ctx *ctx) {

@@ -12,17 +12,6 @@
 #define XT_ERROR_BYTES 2048
 #define XT_SIZE_CLASSES 512
 
-/* A backend is a few functions; everything else about a device goes through kernels. */
-struct xt_backend {
-    const char *name; /* "cpu" */
-    /* Blocks of at least `bytes`, 64-byte aligned; *capacity is what free gets back. */
-    enum xt_status (*allocate)(struct xt_ctx *ctx, size_t bytes, void **data, size_t *capacity);
-    void (*release)(struct xt_ctx *ctx, void *data, size_t capacity);
-    /* Bytes between the host and this device's memory; finished when they return. */
-    enum xt_status (*to_host)(struct xt_ctx *ctx, void *host, const void *data, size_t bytes);
-    enum xt_status (*from_host)(struct xt_ctx *ctx, void *data, const void *host, size_t bytes);
-};
-
 /* What happens at the first result that is not finite. */
 enum xt_trap { XT_TRAP_OFF, XT_TRAP_FAIL, XT_TRAP_NOTE };
 
@@ -36,10 +25,12 @@ struct xt_slot {
     const struct xt_kernel *kernels[XT_DEVICE_COUNT][XT_DTYPE_COUNT];
 };
 
-/* A caching pool of blocks by size class, linked through their first bytes. */
+/* The host's cache of blocks by size class, linked through their first bytes. */
 struct xt_pool {
     void *free_list[XT_SIZE_CLASSES];
 };
+
+#define XT_SCRATCH_ALIGN 256 /* as the allocators of devices align */
 
 /* Where a kernel that a graph runs finds its scratch: last in, first out. */
 struct xt_scratch_room {
@@ -49,6 +40,8 @@ struct xt_scratch_room {
     size_t bytes;      /* room from there */
     size_t used, most; /* by the kernel that runs; what it had at most */
 };
+
+struct xt_arena; /* pool.c: the cache of a device whose memory the host cannot touch */
 
 struct xt_ctx {
     /* status.c */
@@ -79,6 +72,7 @@ struct xt_ctx {
 
     /* memory.c */
     struct xt_pool pool;
+    struct xt_arena *arena[XT_DEVICE_COUNT]; /* NULL for the CPU and for what is not open */
     struct xt_memory memory[XT_DEVICE_COUNT];
     size_t limit[XT_DEVICE_COUNT];
     int64_t live;    /* host objects and storages */
@@ -87,9 +81,12 @@ struct xt_ctx {
     struct xt_scratch_room scratch;
 
     /* backend.c */
-    const struct xt_backend *backend[XT_DEVICE_COUNT];
-    enum xt_device device; /* of ops without inputs */
+    const struct xt_backend *backend[XT_DEVICE_COUNT]; /* NULL: not open */
+    void *backend_state[XT_DEVICE_COUNT];
+    char closed_because[256]; /* why there is no CUDA device; "" when it was not asked for yet */
+    enum xt_device device;    /* of ops without inputs */
     const char *isa;
+    bool sync; /* wait after every launch, so that a fault is found where it is */
 
     /* onednn.c */
     struct xt_onednn *onednn; /* NULL until it is asked for */
@@ -122,18 +119,24 @@ struct xt_ctx {
 /* memory.c: small host objects. NULL when memory is out (the sentence is set). Zeroed. */
 void *xt_host_alloc(struct xt_ctx *ctx, size_t bytes);
 void xt_host_free(struct xt_ctx *ctx, void *data, size_t bytes);
-extern const struct xt_backend xt_backend_cpu;
 void xt_memory_close(struct xt_ctx *ctx);
 enum xt_status xt_device_alloc(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **data,
                                size_t *capacity);
 void xt_device_free(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes,
                     size_t capacity);
 
-/* context.c */
-struct xt_where xt_here(struct xt_ctx *ctx); /* the current line of the recipe */
+/* pool.c: the memory of a device, cut from large pieces of the system's */
+struct xt_arena *xt_arena_new(enum xt_device device); /* NULL when memory is out */
+void xt_arena_free(struct xt_ctx *ctx, struct xt_arena *a);
+/* At least `bytes`, aligned to 512; NULL when the device has no more, or the limit does not let
+   it. */
+void *xt_arena_take(struct xt_ctx *ctx, struct xt_arena *a, size_t bytes);
+void xt_arena_give(struct xt_ctx *ctx, struct xt_arena *a, void *data);
+void xt_arena_trim(struct xt_ctx *ctx, struct xt_arena *a); /* unused pieces back to the system */
 
 /* backend.c */
 void xt_backend_open(struct xt_ctx *ctx);
+void xt_backend_close(struct xt_ctx *ctx);
 const struct xt_kernel *const *xt_cpu_kernel_tables(const char *isa);
 
 /* onednn.c */
@@ -168,6 +171,8 @@ void xt_profile_end(struct xt_ctx *ctx, const struct xt_timer *timer, const stru
 
 /* call.c */
 enum xt_status xt_ops_open(struct xt_ctx *ctx);
+enum xt_status xt_find_kernels(struct xt_ctx *ctx, enum xt_device device,
+                               const struct xt_kernel *const *tables);
 void xt_ops_close(struct xt_ctx *ctx);
 const struct xt_slot *xt_slot_find(const struct xt_ctx *ctx, const struct xt_op *op);
 /* Shape rule, outputs, kernel: no checks, no record. hidden: whether hidden outputs are wanted. */

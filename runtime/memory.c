@@ -1,5 +1,6 @@
 /*
- * memory.c: the caching allocator of the host, for tensors' bytes and the runtime's own objects.
+ * memory.c: the caching allocator of the host, for tensors' bytes and the runtime's own objects;
+ * pool.c is that of other devices.
  *
  * Blocks come in size classes, an eighth of a power of two apart, and go back to the list of their
  * class: a training loop asks the system for nothing after its second step. Freed blocks are linked
@@ -63,15 +64,7 @@ static void *take(struct xt_ctx *ctx, size_t bytes, size_t *capacity) {
     return data;
 }
 
-static enum xt_status allocate_cpu(struct xt_ctx *ctx, size_t bytes, void **data,
-                                   size_t *capacity) {
-    void *block = take(ctx, bytes, capacity);
-    if (!block) return XT_MEMORY;
-    *data = block;
-    return XT_OK;
-}
-
-static void release_cpu(struct xt_ctx *ctx, void *data, size_t capacity) {
+static void give(struct xt_ctx *ctx, void *data, size_t capacity) {
     if (!data) return;
     if (ctx->no_cache) {
         free(data);
@@ -85,22 +78,11 @@ static void release_cpu(struct xt_ctx *ctx, void *data, size_t capacity) {
     ctx->pool.free_list[k] = data;
 }
 
-static enum xt_status copy_cpu(struct xt_ctx *ctx, void *to, const void *from, size_t bytes) {
-    (void)ctx;
-    if (bytes) memcpy(to, from, bytes);
-    return XT_OK;
-}
-
-const struct xt_backend xt_backend_cpu = {
-    .name = "cpu",
-    .allocate = allocate_cpu,
-    .release = release_cpu,
-    .to_host = copy_cpu,
-    .from_host = copy_cpu,
-};
-
 void xt_memory_trim(struct xt_ctx *ctx, enum xt_device device) {
-    if (device != XT_CPU) return;
+    if (device != XT_CPU) {
+        if (ctx->arena[device]) xt_arena_trim(ctx, ctx->arena[device]);
+        return;
+    }
     for (int power = 0; power < XT_SIZE_CLASSES; power++) {
         void *data = ctx->pool.free_list[power];
         size_t capacity = power < 8 ? (size_t)(power + 1) * SMALLEST : 0;
@@ -156,7 +138,7 @@ void xt_host_free(struct xt_ctx *ctx, void *data, size_t bytes) {
     size_t capacity;
     size_class(bytes, &capacity);
     ctx->live--;
-    release_cpu(ctx, data, capacity);
+    give(ctx, data, capacity);
 }
 
 /* ---- device bytes ---------------------------------------------------------------------------- */
@@ -187,15 +169,22 @@ static enum xt_status out_of_memory(struct xt_ctx *ctx, enum xt_device device, s
                    (double)m->live_bytes / 1048576.0, *text ? "; the biggest holders:" : "", text);
 }
 
+static void *take_on(struct xt_ctx *ctx, enum xt_device device, size_t bytes, size_t *capacity) {
+    if (device == XT_CPU) return take(ctx, bytes, capacity);
+    *capacity = bytes;
+    return xt_arena_take(ctx, ctx->arena[device], bytes);
+}
+
 enum xt_status xt_device_alloc(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **data,
                                size_t *capacity) {
-    const struct xt_backend *backend = ctx->backend[device];
     if (must_fail(ctx)) return out_of_memory(ctx, device, bytes);
-    if (backend->allocate(ctx, bytes, data, capacity) != XT_OK) {
+    void *block = take_on(ctx, device, bytes, capacity);
+    if (!block) {
         collect(ctx);
-        if (backend->allocate(ctx, bytes, data, capacity) != XT_OK)
-            return out_of_memory(ctx, device, bytes);
+        block = take_on(ctx, device, bytes, capacity);
+        if (!block) return out_of_memory(ctx, device, bytes);
     }
+    *data = block;
     struct xt_memory *m = &ctx->memory[device];
     m->live_bytes += bytes;
     m->made_bytes += bytes;
@@ -208,14 +197,17 @@ void xt_device_free(struct xt_ctx *ctx, enum xt_device device, void *data, size_
                     size_t capacity) {
     ctx->memory[device].live_bytes -= bytes;
     ctx->live--;
-    ctx->backend[device]->release(ctx, data, capacity);
+    if (device == XT_CPU)
+        give(ctx, data, capacity);
+    else
+        xt_arena_give(ctx, ctx->arena[device], data);
 }
 
 /* A graph's run places the scratch of its kernels among its values, once it has seen how much each
    takes; what does not fit after all comes from the allocator. */
 enum xt_status xt_scratch_get(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **out) {
     struct xt_scratch_room *room = &ctx->scratch;
-    size_t capacity, rounded = (bytes + SMALLEST - 1) / SMALLEST * SMALLEST;
+    size_t capacity, rounded = (bytes + XT_SCRATCH_ALIGN - 1) / XT_SCRATCH_ALIGN * XT_SCRATCH_ALIGN;
     if (room->on && room->device == device) {
         if (room->base && rounded <= room->bytes - room->used) {
             *out = room->base + room->used;
@@ -231,7 +223,7 @@ enum xt_status xt_scratch_get(struct xt_ctx *ctx, enum xt_device device, size_t 
 void xt_scratch_put(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes) {
     if (!data) return;
     struct xt_scratch_room *room = &ctx->scratch;
-    size_t capacity, rounded = (bytes + SMALLEST - 1) / SMALLEST * SMALLEST;
+    size_t capacity, rounded = (bytes + XT_SCRATCH_ALIGN - 1) / XT_SCRATCH_ALIGN * XT_SCRATCH_ALIGN;
     if (room->on && room->device == device) {
         const size_t at = (size_t)((uintptr_t)data - (uintptr_t)room->base);
         if (room->base && at < room->bytes) {
@@ -264,7 +256,7 @@ void xt_memory_poison(struct xt_ctx *ctx, bool on) {
 
 void xt_memory_cache(struct xt_ctx *ctx, bool on) {
     ctx->no_cache = !on;
-    if (!on) xt_memory_trim(ctx, XT_CPU);
+    for (int d = 0; d < XT_DEVICE_COUNT && !on; d++) xt_memory_trim(ctx, (enum xt_device)d);
 }
 
 int64_t xt_live_count(const struct xt_ctx *ctx) {

@@ -211,6 +211,40 @@ struct xt_kernel {
     xt_kernel_fn *run;
 };
 
+/* ---- what a backend is ----------------------------------------------------------------------- */
+
+/*
+ * A device: its memory and its kernels. Work on a device other than the CPU is queued in the order
+ * of the calls and may not be done when they return; to_host and finish wait for it.
+ */
+struct xt_backend {
+    const char *name;                       /* "cpu" */
+    const struct xt_kernel *const *kernels; /* tables, ended by NULL */
+    /* Opens the device and sets what xt_backend_state then returns; XT_DEVICE where there is
+       none, with the reason. NULL: nothing to open. */
+    enum xt_status (*open)(struct xt_ctx *ctx, void **state);
+    void (*close)(struct xt_ctx *ctx, void *state);
+    /* Memory straight from the system, aligned to 512 bytes; NULL when there is none left. */
+    void *(*allocate)(struct xt_ctx *ctx, size_t bytes);
+    void (*release)(struct xt_ctx *ctx, void *data);
+    /* Bytes between the host and this device's memory. The host's may be used again when they
+       return. */
+    enum xt_status (*to_host)(struct xt_ctx *ctx, void *host, const void *data, size_t bytes);
+    enum xt_status (*from_host)(struct xt_ctx *ctx, void *data, const void *host, size_t bytes);
+    /* Sets every byte; poisons memory. */
+    enum xt_status (*fill)(struct xt_ctx *ctx, void *data, int byte, size_t bytes);
+    /* Waits for all that was queued and reports what went wrong in it. */
+    enum xt_status (*finish)(struct xt_ctx *ctx);
+    /* One line for people: model, memory, versions. */
+    void (*describe)(struct xt_ctx *ctx, char *text, size_t bytes);
+};
+
+void *xt_backend_state(const struct xt_ctx *ctx, enum xt_device device);
+/* Counts a wait of the host for the device: a training step has none. */
+void xt_count_wait(struct xt_ctx *ctx, enum xt_device device);
+/* The recipe's line that makes the current call. */
+struct xt_where xt_here(struct xt_ctx *ctx);
+
 /* ---- what kernels and composed ops may call -------------------------------------------------- */
 
 /* Scratch memory of the op's device, 64-byte aligned, uninitialised; put back before returning.

@@ -302,7 +302,7 @@ static void make_steps(struct making *m) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static size_t rounded(size_t bytes) {
-    return (bytes + 63) / 64 * 64;
+    return (bytes + XT_SCRATCH_ALIGN - 1) / XT_SCRATCH_ALIGN * XT_SCRATCH_ALIGN;
 }
 
 static int by_falling_size(const void *a, const void *b) {

@@ -154,6 +154,38 @@ enum xt_status xt_tensor_to_host(struct xt_ctx *ctx, struct xt_tensor *t, void *
     return status;
 }
 
+enum xt_status xt_tensor_to_device(struct xt_ctx *ctx, struct xt_tensor *t, enum xt_device device,
+                                   struct xt_tensor **out) {
+    size_t bytes = xt_nbytes(t);
+    enum xt_device from = t->storage->device;
+    struct xt_spec spec;
+    struct xt_tensor *whole = NULL, *copy = NULL;
+    void *staged = NULL;
+    XT_TRY(xt_graph_check_read(ctx, t));
+    xt_spec_of(t, &spec);
+    xt_no_grad_push(ctx);
+    enum xt_status status = xt_contiguous(ctx, t, &whole);
+    xt_no_grad_pop(ctx);
+    if (status != XT_OK) return status;
+    XT_GO(xt_tensor_new(ctx, &spec, device, &copy));
+    if (bytes && from == XT_CPU)
+        XT_GO(ctx->backend[device]->from_host(ctx, xt_data(copy), xt_data(whole), bytes));
+    else if (bytes && device == XT_CPU)
+        XT_GO(ctx->backend[from]->to_host(ctx, xt_data(copy), xt_data(whole), bytes));
+    else if (bytes) {
+        XT_GO(xt_scratch_get(ctx, XT_CPU, bytes, &staged));
+        XT_GO(ctx->backend[from]->to_host(ctx, staged, xt_data(whole), bytes));
+        XT_GO(ctx->backend[device]->from_host(ctx, xt_data(copy), staged, bytes));
+    }
+    *out = copy;
+    copy = NULL;
+done:
+    xt_scratch_put(ctx, XT_CPU, staged, bytes);
+    xt_tensor_release(ctx, copy);
+    xt_tensor_release(ctx, whole);
+    return status;
+}
+
 struct xt_tensor *xt_tensor_retain(struct xt_tensor *t) {
     if (t) t->refs++;
     return t;
@@ -354,11 +386,17 @@ done:
     return status;
 }
 
-/* Whether any element of a contiguous float tensor on the CPU is NaN or infinite. */
+/* Whether any element of a contiguous float tensor is NaN or infinite; one that cannot be read is
+   not. */
 bool xt_tensor_nonfinite(struct xt_ctx *ctx, struct xt_tensor *t) {
-    (void)ctx;
-    if (!xt_dtype_is_float(t->dtype) || t->storage->device != XT_CPU || !xt_is_contiguous(t))
-        return false;
+    if (!xt_dtype_is_float(t->dtype) || !xt_is_contiguous(t)) return false;
+    if (t->storage->device != XT_CPU) {
+        struct xt_tensor *copy;
+        if (xt_tensor_to_device(ctx, t, XT_CPU, &copy) != XT_OK) return false;
+        bool found = xt_tensor_nonfinite(ctx, copy);
+        xt_tensor_release(ctx, copy);
+        return found;
+    }
     int64_t n = xt_numel(t), bad = 0;
     if (t->dtype == XT_F32) {
         const uint32_t *x = xt_data(t);

@@ -111,6 +111,19 @@ const struct xt_profile_row *xt_profile_rows(const struct xt_ctx *ctx, int *n);
 
 enum xt_device { XT_CPU, XT_CUDA, XT_DEVICE_COUNT };
 
+/* "cpu", "cuda" */
+const char *xt_device_name(enum xt_device device);
+/* Opens the device if it is not open yet: XT_DEVICE, with the reason, where there is none. The CPU
+   is always open. A device is used only once it is open. */
+enum xt_status xt_device_open(struct xt_ctx *ctx, enum xt_device device);
+/* Where ops without inputs make their outputs; an open device. */
+void xt_set_device(struct xt_ctx *ctx, enum xt_device device);
+/* One line for people about an open device. */
+void xt_device_describe(struct xt_ctx *ctx, enum xt_device device, char *text, size_t bytes);
+/* Waits for everything queued on the open devices and reports what failed there, such as a label
+   out of range. */
+enum xt_status xt_devices_finish(struct xt_ctx *ctx);
+
 struct xt_memory {
     size_t live_bytes;     /* in storages now */
     size_t peak_bytes;     /* largest live_bytes since the last reset */
@@ -118,6 +131,7 @@ struct xt_memory {
     size_t made_bytes;     /* sum over all storages ever made: never falls */
     int64_t live_storages; /* count */
     int64_t system_allocs; /* how often the system was asked; does not grow in a steady loop */
+    int64_t waits;         /* how often the host has waited for the device */
 };
 
 void xt_memory(const struct xt_ctx *ctx, enum xt_device device, struct xt_memory *out);
@@ -180,6 +194,9 @@ enum xt_status xt_tensor_from_host(struct xt_ctx *ctx, const struct xt_spec *spe
                                    enum xt_device device, const void *data, size_t bytes,
                                    struct xt_tensor **out);
 enum xt_status xt_tensor_to_host(struct xt_ctx *ctx, struct xt_tensor *t, void *data, size_t bytes);
+/* A contiguous copy on an open device; no gradient passes. */
+enum xt_status xt_tensor_to_device(struct xt_ctx *ctx, struct xt_tensor *t, enum xt_device device,
+                                   struct xt_tensor **out);
 struct xt_tensor *xt_tensor_retain(struct xt_tensor *t);         /* returns t; NULL stays NULL */
 void xt_tensor_release(struct xt_ctx *ctx, struct xt_tensor *t); /* NULL is fine */
 

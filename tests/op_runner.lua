@@ -12,6 +12,7 @@
 --   exact    true: integer results, compared exactly
 -- Each check below takes the row and returns true, or false and a sentence.
 local xt = require "xtrain"
+local core = require "xtrain.core"
 
 local M = {}
 
@@ -160,6 +161,12 @@ function M.bf16(row)
   return compare("bf16 against f32", y16, y32, (row.bf16 or 2) * BF16_ROUNDING * scale)
 end
 
+local function longest_of(inputs)
+  local longest = 1
+  for _, t in ipairs(inputs) do longest = math.max(longest, t.numel) end
+  return longest
+end
+
 -- A tensor of the same values that is a view with a gap after every element.
 local function strided(t)
   local last = t.ndim + 1
@@ -198,14 +205,65 @@ local function same_results(a, b, what)
   return true
 end
 
--- Strided inputs give the bits of contiguous ones, forward and backward.
+-- Strided inputs give the bits of contiguous ones, forward and backward; on a GPU they may be
+-- rounded otherwise by what the library multiplies (row.library), which goes by the layout.
 function M.strided(row)
   for _, dtype in ipairs { "f32", "bf16" } do
     if dtype == "f32" or row.bf16 ~= false then
       local inputs = draw_all(row.inputs, dtype, 41)
-      local ok, message = same_results(forward_and_gradients(row, inputs),
-        forward_and_gradients(row, inputs, strided), "strided " .. dtype)
+      local a = forward_and_gradients(row, inputs)
+      local b = forward_and_gradients(row, inputs, strided)
+      local ok, message
+      if row.library and xt.device() == "cuda" then
+        for i = 1, #a do
+          local units = dtype == "f32" and (8 + longest_of(inputs)) * F32_ROUNDING
+            or 4 * BF16_ROUNDING
+          ok, message = compare("strided " .. dtype, b[i], a[i], units * largest(a[i]))
+          if not ok then break end
+        end
+      else
+        ok, message = same_results(a, b, "strided " .. dtype)
+      end
       if not ok then return false, message end
+    end
+  end
+  return true
+end
+
+-- The same call on the CPU and on the GPU, forward and backward, from the same numbers. The bound
+-- of f32 and f64: each of the k terms of the longest sum may be rounded once on either side and the
+-- result a few times; of bf16: its own roundings, of which gradients have some more.
+function M.cuda(row)
+  local given = { f64 = 2 ^ -52, f32 = F32_ROUNDING, bf16 = BF16_ROUNDING }
+  local before = xt.device()
+  for _, dtype in ipairs { "f64", "f32", "bf16" } do
+    if dtype ~= "bf16" or row.bf16 ~= false then
+      xt.device("cpu")
+      local inputs = draw_all(row.inputs, dtype, 91)
+      local on_gpu, longest = {}, 1
+      for i, t in ipairs(inputs) do
+        on_gpu[i] = t:to("cuda")
+        longest = math.max(longest, t.numel)
+      end
+      local ok, want, got = pcall(forward_and_gradients, row, inputs)
+      xt.device("cuda")
+      if ok then ok, got = pcall(forward_and_gradients, row, on_gpu) end
+      xt.device(before)
+      if not ok then return false, ("%s: %s"):format(dtype, tostring(got or want)) end
+      for i = 1, math.max(#want, #got) do
+        local what = ("%s: %s"):format(dtype, i == 1 and "the result"
+          or "the gradient of input " .. i - 1)
+        local w, g = want[i], got[i] and got[i]:detach():to("cpu")
+        if not w or not g then return false, what .. " is missing" end
+        if row.exact or not is_float(w) then
+          if w:digest() ~= g:digest() then return false, what .. " differs" end
+        else
+          local units = dtype == "bf16" and 2 * (row.bf16 or 2) + 4 or 4 * (row.f32 or 8 + longest)
+          local bound = units * given[dtype] * math.max(largest(w), row.scale or 1)
+          local fine, message = compare(what, g, w, bound)
+          if not fine then return false, message end
+        end
+      end
     end
   end
   return true
@@ -250,7 +308,10 @@ function M.wrong(row)
   for _, case in ipairs(row.wrong or {}) do
     local specs = with_shapes(row, case)
     local inputs = draw_all(specs, "f32", 71)
-    local ok, message = pcall(run, row, inputs)
+    local ok, message = pcall(function()
+      run(row, inputs)
+      core.finish() -- a GPU finds values out of range later
+    end)
     if ok then return false, "took wrong shapes " .. show(specs) end
     message = tostring(message)
     if not message:find(row.name .. ": ", 1, true) then

@@ -11,14 +11,9 @@
 
 #include "cpu.h"
 
-#define GEMM_DEPTH 256
+#include "../product.h"
 
-/* One operand: element (i, j) of batch item q is data[item(q) + i * row + j * col]. */
-struct gemm_side {
-    const void *data;
-    int64_t row, col;           /* strides in elements */
-    int64_t batch[XT_MAX_DIMS]; /* strides of the batch dimensions; 0 where broadcast */
-};
+#define GEMM_DEPTH 256
 
 struct gemm {
     enum xt_dtype dtype;      /* of a and b: f32, bf16 or f64 */
@@ -28,7 +23,7 @@ struct gemm {
     enum xt_dtype bias_dtype; /* dtype, or f32 with bf16 operands */
     int64_t bias_step;        /* its stride in elements */
     int64_t m, n, k;          /* a is m x k, b is k x n, c is m x n */
-    struct gemm_side a, b;
+    struct xt_product_side a, b;
     void *c;                    /* items one after another, each m x n, contiguous */
     int n_batch;                /* batch dimensions; 0 for one matrix */
     int64_t batch[XT_MAX_DIMS]; /* their sizes */

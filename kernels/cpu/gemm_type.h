@@ -136,7 +136,7 @@ static inline __attribute__((always_inline)) void F(turn)(const void *data, bool
 
 /* Packs one panel: k steps of n <= COLS columns of b from element `at`, the rest zeros. */
 static inline __attribute__((always_inline)) void
-F(pack_panel)(const struct gemm_side *b, bool half, int64_t at, int64_t k, int64_t n, T *to) {
+F(pack_panel)(const struct xt_product_side *b, bool half, int64_t at, int64_t k, int64_t n, T *to) {
     if (n < COLS) memset(to, 0, (size_t)(k * COLS) * sizeof(T));
     if (b->row == 1)
         F(turn)(b->data, half, at, b->col, n, k, to, COLS);
@@ -153,8 +153,9 @@ F(pack_panel)(const struct gemm_side *b, bool half, int64_t at, int64_t k, int64
 
 /* Packs a strip of rows of a, k steps from element `at`: whole rows GEMM_PITCH apart when a row is
    side by side (a.col 1), else GEMM_ROWS elements for each step. */
-static inline __attribute__((always_inline)) void
-F(pack_strip)(const struct gemm_side *a, bool half, int64_t at, int64_t rows, int64_t k, T *to) {
+static inline __attribute__((always_inline)) void F(pack_strip)(const struct xt_product_side *a,
+                                                                bool half, int64_t at, int64_t rows,
+                                                                int64_t k, T *to) {
     if (a->col == 1)
         for (int64_t i = 0; i < rows; i++)
             F(run)(a->data, half, at + i * a->row, k, to + i * GEMM_PITCH);

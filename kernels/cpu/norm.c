@@ -2,6 +2,7 @@
  * norm.c: rmsnorm, layernorm and rope, row by row. The formulas are in norm_type.h, in f32 for f32,
  * bf16 and f16 and in f64 for f64.
  */
+#include "../both.h"
 #include "math.h"
 #include "rows.h"
 
@@ -19,44 +20,6 @@ static enum xt_status fill_nothing(const struct xt_launch *l) {
         if (l->out[i] && xt_numel(l->out[i]) > 0)
             memset(xt_data(l->out[i]), 0, xt_nbytes(l->out[i]));
     return XT_OK;
-}
-
-/*
- * Sine and cosine of a: k multiples of pi/2 are taken off, pi/2 cut in three so that each k * part
- * is exact while |k| < 2^20, and the rest, at most pi/4, goes through the Taylor series: below
- * 2^-50. Without branches, so that loops over it become vector code.
- */
-static inline void sine_cosine(double a, double *sine, double *cosine) {
-    const double shift = 0x1.8p52;
-    union {
-        double f;
-        uint64_t u;
-    } k = {a * 0.63661977236758134308 + shift}; /* k sits in the low bits */
-    double n = k.f - shift;
-    double r = a - n * 0x1.921fb544p+0;
-    r -= n * 0x1.0b4611a6p-34;
-    r -= n * 0x1.3198a2e037073p-69;
-    double z = r * r;
-    double s = -1.0 / 1307674368000.0;
-    s = s * z + 1.0 / 6227020800.0;
-    s = s * z - 1.0 / 39916800.0;
-    s = s * z + 1.0 / 362880.0;
-    s = s * z - 1.0 / 5040.0;
-    s = s * z + 1.0 / 120.0;
-    s = s * z - 1.0 / 6.0;
-    s = s * z * r + r;
-    double c = 1.0 / 20922789888000.0;
-    c = c * z - 1.0 / 87178291200.0;
-    c = c * z + 1.0 / 479001600.0;
-    c = c * z - 1.0 / 3628800.0;
-    c = c * z + 1.0 / 40320.0;
-    c = c * z - 1.0 / 720.0;
-    c = c * z + 1.0 / 24.0;
-    c = c * z - 0.5;
-    c = c * z + 1.0;
-    double p = k.u & 1 ? c : s, q = k.u & 1 ? s : c;
-    *sine = k.u & 2 ? -p : p;
-    *cosine = (k.u + 1) & 2 ? -q : q;
 }
 
 #define T float

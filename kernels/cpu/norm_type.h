@@ -257,7 +257,7 @@ static void F(rope_angles)(int64_t position, const T *restrict frequency, int64_
     for (int64_t i = 0; i < half; i++) {
         double s, c;
         T angle = at * frequency[i];
-        sine_cosine((double)angle, &s, &c);
+        xt_sine_cosine((double)angle, &s, &c);
         table[i] = (T)c;
         sine[i] = sign * (T)s;
     }

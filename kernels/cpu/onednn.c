@@ -91,7 +91,7 @@ static bool run_tile(struct xt_ctx *ctx, const struct tiled *t, int64_t unit, in
     return true;
 }
 
-static bool unit_stride(const struct gemm_side *s) {
+static bool unit_stride(const struct xt_product_side *s) {
     return (s->row == 1 || s->col == 1) && s->row > 0 && s->col > 0;
 }
 

@@ -6,6 +6,7 @@
  * element by element, and the norm adds its blocks' sums in order, so threads never show in the
  * bits.
  */
+#include "../update.h"
 #include "cpu.h"
 
 #include <math.h>
@@ -30,22 +31,22 @@ static void *element(const struct xt_tensor *t, int64_t at) {
 #define T float
 #define T_DTYPE XT_F32
 #define F(name) name##_f32
-#define ROOT sqrtf
+#define SHARED(name) xt_##name##_f32
 #include "optim_type.h"
 #undef T
 #undef T_DTYPE
 #undef F
-#undef ROOT
+#undef SHARED
 
 #define T double
 #define T_DTYPE XT_F64
 #define F(name) name##_f64
-#define ROOT sqrt
+#define SHARED(name) xt_##name##_f64
 #include "optim_type.h"
 #undef T
 #undef T_DTYPE
 #undef F
-#undef ROOT
+#undef SHARED
 
 static void update_block(const struct update *u, struct xt_tensor *const *group, int64_t at,
                          int64_t n, double *sum) {
@@ -115,12 +116,6 @@ static double scalar(const struct xt_tensor *t) {
     return t->dtype == XT_F64 ? *(const double *)xt_data(t) : (double)*(const float *)xt_data(t);
 }
 
-/* min(1, max / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it. */
-static double clipping(double norm, double max) {
-    double by = max / (norm + 1e-6);
-    return by < 1 ? by : 1;
-}
-
 /* Where the list of the fused updates begins: after norm, lr, step and divisor. */
 #define LIST 4
 
@@ -147,11 +142,11 @@ static enum xt_status update(struct xt_ctx *ctx, const struct xt_launch *l, int 
     struct update u = {
         .attrs = attrs,
         .roles = roles,
-        .scale = scale * (clip > 0 ? clipping(norm * scale, clip) : 1),
+        .scale = scale * (clip > 0 ? xt_clipping(norm * scale, clip) : 1),
     };
     if (roles == 5) {
-        u.unbias1 = 1 - pow(attrs[1].f, (double)attrs[5].i);
-        u.unbias2 = 1 - pow(attrs[2].f, (double)attrs[5].i);
+        u.unbias1 = 1 - xt_power(attrs[1].f, attrs[5].i);
+        u.unbias2 = 1 - xt_power(attrs[2].f, attrs[5].i);
     }
     all_blocks(ctx, &u, l->in + LIST, l->n_in - LIST,
                count_blocks(l->in + LIST, l->n_in - LIST, roles), update_block, NULL);
@@ -168,7 +163,7 @@ static enum xt_status sgd(struct xt_ctx *ctx, const struct xt_launch *l) {
 
 static enum xt_status scale_list(struct xt_ctx *ctx, const struct xt_launch *l) {
     const double norm = scalar(l->in[0]);
-    const struct update u = {.roles = 1, .scale = clipping(norm, l->attrs[0].f)};
+    const struct update u = {.roles = 1, .scale = xt_clipping(norm, l->attrs[0].f)};
     if (!isfinite(norm) || u.scale == 1) return XT_OK;
     all_blocks(ctx, &u, l->in + 1, l->n_in - 1, count_blocks(l->in + 1, l->n_in - 1, 1),
                scale_block, NULL);

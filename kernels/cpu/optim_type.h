@@ -1,7 +1,7 @@
 /*
  * optim_type.h: the updates of one block in one arithmetic: T is float or double. optim.c includes
- * this once for each, with F(name) naming the functions and T_DTYPE the dtype that needs no
- * conversion.
+ * this once for each, with F(name) naming the functions, SHARED(name) those of update_type.h, and
+ * T_DTYPE the dtype that needs no conversion.
  */
 
 /* Elements as T: themselves, or converted into `buffer`. */
@@ -23,48 +23,25 @@ static void F(give)(const T *from, enum xt_dtype dtype, int64_t n, void *data) {
     }
 }
 
-/*
- * p *= 1 - lr * weight_decay
- * m += (1 - beta1) * (g - m)
- * v = beta2 * v + (1 - beta2) * g * g
- * p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
- */
 static void F(adamw)(const struct update *u, int64_t n, T *restrict p, const T *restrict g,
                      T *restrict m, T *restrict v) {
     const union xt_attr *a = u->attrs;
-    const T scale = (T)u->scale, keep = (T)(1 - a[0].f * a[4].f), blend = (T)(1 - a[1].f);
-    const T beta = (T)a[2].f, rest = (T)(1 - a[2].f), eps = (T)a[3].f;
-    const T rate = (T)(-a[0].f / u->unbias1), root = (T)sqrt(u->unbias2);
+    const struct xt_adamw step = {a[0].f, a[1].f,   a[2].f,     a[3].f,
+                                  a[4].f, u->scale, u->unbias1, u->unbias2};
+    const struct SHARED(adamw_factors) f = SHARED(adamw_factors_of)(&step);
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) {
-        T e = g[i] * scale, q = p[i] * keep;
-        m[i] += blend * (e - m[i]);
-        v[i] = beta * v[i] + rest * e * e;
-        p[i] = q + rate * m[i] / (ROOT(v[i]) / root + eps);
-    }
+    for (int64_t i = 0; i < n; i++) SHARED(adamw_element)(&f, g[i], p + i, m + i, v + i);
 }
 
-/*
- * g += weight_decay * p
- * b = momentum * b + (1 - dampening) * g, at step 1 b = g
- * p -= lr * (nesterov: g + momentum * b, else b)
- */
 static void F(sgd)(const struct update *u, int64_t n, T *restrict p, const T *restrict g,
                    T *restrict b) {
     const union xt_attr *a = u->attrs;
-    const bool first = a[5].i == 1, nesterov = a[3].i != 0;
-    const T scale = (T)u->scale, lr = (T)a[0].f, momentum = (T)a[1].f, decay = (T)a[4].f;
-    const T keep = first ? 0 : momentum, blend = first ? 1 : (T)(1 - a[2].f);
-    if (momentum == 0) {
-        for (int64_t i = 0; i < n; i++) p[i] -= lr * (g[i] * scale + decay * p[i]);
-        return;
-    }
-    const T from_g = nesterov ? 1 : 0, from_b = nesterov ? momentum : 1;
-    for (int64_t i = 0; i < n; i++) {
-        T e = g[i] * scale + decay * p[i];
-        b[i] = keep * b[i] + blend * e;
-        p[i] -= lr * (from_g * e + from_b * b[i]);
-    }
+    const struct xt_sgd step = {a[0].f, a[1].f, a[2].f, a[4].f, u->scale, a[3].i != 0, a[5].i == 1};
+    const struct SHARED(sgd_factors) f = SHARED(sgd_factors_of)(&step);
+    if (step.momentum == 0)
+        for (int64_t i = 0; i < n; i++) SHARED(sgd_plain_element)(&f, g[i], p + i);
+    else
+        for (int64_t i = 0; i < n; i++) SHARED(sgd_element)(&f, g[i], p + i, b + i);
 }
 
 /* Elements at..at + n of one group. */

@@ -3,33 +3,20 @@
  * What a loop hashes at a time goes through a small array, so that the 64-bit hashing and the
  * narrower work on the elements each become vector code.
  */
+#include "../both.h"
 #include "cpu.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-#define GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 #define UNIT 1024 /* elements hashed at a time */
-
-/* splitmix64 of seed XOR steps but for its last x ^= x >> 31, which changes nothing from bit 33 up.
-   steps is i * GOLDEN: loops add GOLDEN to it, as that is one operation and a product is eight. */
-static inline uint64_t hash_high(uint64_t seed, uint64_t steps) {
-    uint64_t x = (seed ^ steps) + GOLDEN;
-    x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-    return (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
-}
-
-static inline uint64_t hash(uint64_t seed, uint64_t steps) {
-    uint64_t x = hash_high(seed, steps);
-    return x ^ (x >> 31);
-}
 
 /* bits[j] = the top 24 bits of the hash of element first + j. */
 static void draw_bits(uint64_t seed, int64_t first, int64_t n, uint32_t *bits) {
-    uint64_t steps = (uint64_t)first * GOLDEN;
-    for (int64_t j = 0; j < n; j++, steps += GOLDEN)
-        bits[j] = (uint32_t)(hash_high(seed, steps) >> 40);
+    uint64_t steps = (uint64_t)first * XT_GOLDEN;
+    for (int64_t j = 0; j < n; j++, steps += XT_GOLDEN)
+        bits[j] = (uint32_t)(xt_draw_high(seed, steps) >> 40);
 }
 
 /* u >= p in f32, u = bits / 2^24, is bits >= this: p * 2^24 is exact in f64. */
@@ -125,82 +112,20 @@ static enum xt_status uniform(struct xt_ctx *ctx, const struct xt_launch *l) {
     return XT_OK;
 }
 
-static inline double from_bits(uint64_t bits) {
-    union {
-        uint64_t u;
-        double f;
-    } v = {bits};
-    return v.f;
-}
-
-static inline uint64_t to_bits(double x) {
-    union {
-        double f;
-        uint64_t u;
-    } v = {x};
-    return v.u;
-}
-
-/* u = 2^e m with sqrt(1/2) <= m < sqrt(2); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its series
-   to 1e-14. For 0 < u <= 1. */
-static inline double log_of(double u) {
-    const uint64_t root = UINT64_C(0x3FE6A09E667F3BCD); /* sqrt(1/2) */
-    uint64_t moved = to_bits(u) - root;
-    /* e + 1024 as an integer in the low bits of 2^52. */
-    double e = from_bits(((moved + (UINT64_C(1024) << 52)) >> 52) | UINT64_C(0x4330000000000000));
-    double m = from_bits((moved & UINT64_C(0xFFFFFFFFFFFFF)) + root);
-    double s = (m - 1.0) / (m + 1.0), z = s * s;
-    double p = 1.0 / 17.0;
-    p = p * z + 1.0 / 15.0;
-    p = p * z + 1.0 / 13.0;
-    p = p * z + 1.0 / 11.0;
-    p = p * z + 1.0 / 9.0;
-    p = p * z + 1.0 / 7.0;
-    p = p * z + 1.0 / 5.0;
-    p = p * z + 1.0 / 3.0;
-    p = p * z + 1.0;
-    return (e - (0x1p52 + 1024.0)) * 0.693147180559945309417 + 2.0 * s * p;
-}
-
-/* cos(2 pi turn / 2^31): quarter turns and a rest within an eighth, series to 1e-14. */
-static inline double cos_of(int32_t turn) {
-    uint32_t quarter = ((uint32_t)turn + (1u << 28)) >> 29;
-    double r = (double)(int32_t)((uint32_t)turn - (quarter << 29)) * 2.925836158534319358e-9;
-    double z = r * r;
-    double c = -1.0 / 87178291200.0, s = -1.0 / 1307674368000.0;
-    c = c * z + 1.0 / 479001600.0;
-    s = s * z + 1.0 / 6227020800.0;
-    c = c * z - 1.0 / 3628800.0;
-    s = s * z - 1.0 / 39916800.0;
-    c = c * z + 1.0 / 40320.0;
-    s = s * z + 1.0 / 362880.0;
-    c = c * z - 1.0 / 720.0;
-    s = s * z - 1.0 / 5040.0;
-    c = c * z + 1.0 / 24.0;
-    s = s * z + 1.0 / 120.0;
-    c = c * z - 0.5;
-    s = s * z - 1.0 / 6.0;
-    c = c * z + 1.0;
-    s = s * z + 1.0;
-    s *= r;
-    double y = quarter & 1u ? s : c;
-    return (quarter + 1) & 2u ? -y : y;
-}
-
 /* Products and sums are rounded apart, with the same bits on every instruction set and device. */
 __attribute__((optimize("fp-contract=off"))) static void normal_unit(uint64_t seed, int64_t first,
                                                                      int64_t n, float *y) {
     int32_t high[UNIT], low[UNIT];
     double radius[UNIT];
-    uint64_t steps = (uint64_t)first * GOLDEN;
-    for (int64_t j = 0; j < n; j++, steps += GOLDEN) {
-        uint64_t h = hash(seed, steps);
+    uint64_t steps = (uint64_t)first * XT_GOLDEN;
+    for (int64_t j = 0; j < n; j++, steps += XT_GOLDEN) {
+        uint64_t h = xt_draw(seed, steps);
         high[j] = (int32_t)(h >> 33);
         low[j] = (int32_t)(h >> 2 & 0x7FFFFFFF);
     }
     for (int64_t j = 0; j < n; j++)
-        radius[j] = sqrt(-2.0 * log_of(((double)high[j] + 1.0) * 0x1p-31));
-    for (int64_t j = 0; j < n; j++) y[j] = (float)(radius[j] * cos_of(low[j]));
+        radius[j] = sqrt(-2.0 * xt_log_unit(((double)high[j] + 1.0) * 0x1p-31));
+    for (int64_t j = 0; j < n; j++) y[j] = (float)(radius[j] * xt_cos_turn(low[j]));
 }
 
 static enum xt_status normal(struct xt_ctx *ctx, const struct xt_launch *l) {
@@ -256,7 +181,7 @@ static enum xt_status multinomial(struct xt_ctx *ctx, const struct xt_launch *l)
     int64_t *y = xt_data(l->out[0]);
 #pragma omp parallel for num_threads(xt_threads(ctx)) schedule(static) if (rows * n > XT_CPU_GRAIN)
     for (int64_t r = 0; r < rows; r++) {
-        double u = (double)(hash(seed, (uint64_t)r * GOLDEN) >> 11) * 0x1p-53;
+        double u = (double)(xt_draw(seed, (uint64_t)r * XT_GOLDEN) >> 11) * 0x1p-53;
         y[r] = draw_row(from + r * row_bytes, probs->dtype, n, u);
     }
     for (int64_t r = 0; r < rows; r++)

@@ -16,39 +16,47 @@ static struct xtbind *bind_of(lua_State *L) {
 
 /* ---- devices --------------------------------------------------------------------------------- */
 
-static const char *const device_names[] = {[XT_CPU] = "cpu", [XT_CUDA] = "cuda"};
-
 const char *xtbind_device_name(enum xt_device device) {
-    return device_names[device];
-}
-
-static bool has_device(enum xt_device device) {
-    return device == XT_CPU;
+    return xt_device_name(device);
 }
 
 enum xt_device xtbind_check_device(lua_State *L, int index, const char *who) {
     const char *text = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : "";
+    struct xt_ctx *ctx = xtbind_ctx(L);
     for (int d = 0; d < XT_DEVICE_COUNT; d++) {
-        if (strcmp(text, device_names[d]) != 0) continue;
-        if (has_device((enum xt_device)d)) return (enum xt_device)d;
-        xtbind_error(L, "%s: there is no device %s on this machine", who, text);
+        if (strcmp(text, xt_device_name((enum xt_device)d)) != 0) continue;
+        enum xt_status status = xt_device_open(ctx, (enum xt_device)d);
+        if (status == XT_OK) return (enum xt_device)d;
+        xt_fail_in(ctx, status, who);
+        xtbind_check(L, status);
     }
     xtbind_error(L, "%s: device is %s, wanted 'cpu' or 'cuda'", who, xtbind_kind(L, index));
 }
 
 static int device(lua_State *L) {
     struct xtbind *b = bind_of(L);
-    if (!lua_isnoneornil(L, 1)) b->device = xtbind_check_device(L, 1, "device");
-    lua_pushstring(L, device_names[b->device]);
+    if (!lua_isnoneornil(L, 1)) {
+        b->device = xtbind_check_device(L, 1, "device");
+        xt_set_device(b->ctx, b->device);
+    }
+    lua_pushstring(L, xt_device_name(b->device));
     return 1;
 }
 
+/* finish(): waits for every open device, and raises what went wrong there. */
+static int finish(lua_State *L) {
+    struct xtbind *b = bind_of(L);
+    xtbind_check(L, xt_devices_finish(b->ctx));
+    return 0;
+}
+
 static int devices(lua_State *L) {
+    struct xtbind *b = bind_of(L);
     int n = 0;
     lua_newtable(L);
     for (int d = 0; d < XT_DEVICE_COUNT; d++) {
-        if (!has_device((enum xt_device)d)) continue;
-        lua_pushstring(L, device_names[d]);
+        if (xt_device_open(b->ctx, (enum xt_device)d) != XT_OK) continue;
+        lua_pushstring(L, xt_device_name((enum xt_device)d));
         lua_rawseti(L, -2, ++n);
     }
     return 1;
@@ -588,8 +596,9 @@ static int memory(lua_State *L) {
                   {"reserved_bytes", (lua_Integer)m.reserved_bytes},
                   {"made_bytes", (lua_Integer)m.made_bytes},
                   {"live_storages", m.live_storages},
-                  {"system_allocs", m.system_allocs}};
-    lua_createtable(L, 0, 6);
+                  {"system_allocs", m.system_allocs},
+                  {"waits", m.waits}};
+    lua_createtable(L, 0, 7);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         lua_pushinteger(L, fields[i].value);
         lua_setfield(L, -2, fields[i].name);
@@ -887,6 +896,7 @@ void xtbind_open_core(lua_State *L, struct xtbind *b) {
                                        {"fail", fail},
                                        {"source", source},
                                        {"kernels", kernels},
+                                       {"finish", finish},
                                        {"modules", modules},
                                        {NULL, NULL}};
     lua_pushlightuserdata(L, b);

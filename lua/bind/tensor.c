@@ -253,7 +253,7 @@ static int detach(lua_State *L) {
 }
 
 /* t:to("bf16"), t:to("cpu"), t:to("cpu", "bf16") in any order. A variable's half-width copy is its
-   compute copy. What is so already is returned itself. */
+   compute copy. What is so already is returned itself. No gradient crosses to another device. */
 static int to(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_tensor *t = self_of(L, b), *out = NULL;
@@ -267,9 +267,17 @@ static int to(lua_State *L) {
         else
             dtype = xtbind_check_dtype(L, i, "to");
     }
-    if (device != xt_device_of(t))
-        xtbind_error(L, "to: there is no way from %s to %s on this machine",
-                     xtbind_device_name(xt_device_of(t)), xtbind_device_name(device));
+    if (device != xt_device_of(t)) {
+        struct xt_tensor **box = xtbind_box(L, b);
+        if (xt_requires_grad(t) && xt_recording(b->ctx))
+            xtbind_error(L, "to: no gradient crosses from %s to %s: take t:detach() along",
+                         xt_device_name(xt_device_of(t)), xt_device_name(device));
+        xtbind_check(L, xt_tensor_to_device(b->ctx, t, device, &out));
+        xtbind_fill(b, box, out);
+        t = out;
+        lua_replace(L, 1);
+        out = NULL;
+    }
     if (dtype == xt_dtype_of(t)) {
         lua_settop(L, 1);
         return 1;

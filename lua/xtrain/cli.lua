@@ -167,6 +167,7 @@ local function text_loss(model, ids, seq)
       local x = xt.tensor({ table.move(ids, first, last, 1, {}) }, { dtype = "i32" })
       local y = xt.tensor({ table.move(ids, first + 1, last + 1, 1, {}) }, { dtype = "i32" })
       local loss, valid = model:loss(x, y, { reduction = "sum" })
+      if type(valid) ~= "number" then valid = valid:item() end
       sum, count = sum + loss:item(), count + valid
       xt.collect()
     end

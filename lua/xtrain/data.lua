@@ -109,6 +109,7 @@ function M.evaluate(model, data, most)
     local sum, count = 0.0, 0
     for ids, labels in data:in_order(most) do
       local loss, valid = model:loss(ids, labels, { reduction = "sum" })
+      if type(valid) ~= "number" then valid = valid:item() end
       sum, count = sum + loss:item(), count + valid
       xt.collect()
     end

@@ -229,6 +229,7 @@ end
 -- Counts anew what the micro-batches of a step add up to, and forgets their gradients.
 local function begin_micros(own)
   own.count, own.backwards, own.step_tokens = 0, 0, 0
+  own.counts = {} -- 0-dim tensors that count has not taken in yet
   own.loss = nil
   for i = #own.sums, 1, -1 do own.sums[i] = nil end
   for _, optimizer in ipairs(own.optimizers) do optimizer:zero_grad() end
@@ -247,12 +248,21 @@ local function number_of(value)
   return value
 end
 
+-- The labels of the step's micro-batches so far. On a GPU this waits for them.
+local function count_of(own)
+  for i = #own.counts, 1, -1 do
+    own.count = own.count + own.counts[i]:item()
+    own.counts[i] = nil
+  end
+  return own.count
+end
+
 -- The mean loss of the step, read once; nil before any backward.
 local function loss_of(own)
   if own.loss == nil and own.backwards > 0 then
-    local sum = 0.0
+    local sum, count = 0.0, count_of(own)
     for _, each in ipairs(own.sums) do sum = sum + each:item() end
-    own.loss = own.count > 0 and sum / own.count or 0.0
+    own.loss = count > 0 and sum / count or 0.0
   end
   return own.loss
 end
@@ -420,7 +430,11 @@ function run:backward(sum, count)
   sum:backward()
   own.sums[#own.sums + 1] = sum:detach()
   own.loss = nil
-  own.count = own.count + number_of(count)
+  if type(count) == "userdata" then
+    own.counts[#own.counts + 1] = count
+  else
+    own.count = own.count + count
+  end
   own.backwards = own.backwards + 1
 end
 
@@ -429,7 +443,7 @@ run.train = train
 
 -- For optimizers: what the gradients of this step are divided by; nil outside of run:backward.
 function run:divisor()
-  if (self.own.backwards or 0) > 0 then return self.own.count end
+  if (self.own.backwards or 0) > 0 then return count_of(self.own) end
 end
 
 -- The mean loss of the step so far; nil before any backward. Reading it waits for the device.

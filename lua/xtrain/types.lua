@@ -1837,7 +1837,7 @@ function model:forward(ids, options) end
 function model:hidden(ids, options) end
 
 --- labels (B, S): labels[b][s] follows ids[b][s]; -100 is ignored. Returns the loss and the number
---- of labels that count; in a graph as a 0-dim tensor.
+--- of labels that count; in a graph and on a GPU, where nobody waits for it, as a 0-dim tensor.
 ---@param ids xt.tensor
 ---@param labels xt.tensor
 ---@param options? {reduction?: string, seed?: integer}

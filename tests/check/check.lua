@@ -239,7 +239,9 @@ local function check_prefix()
   local found = {}
   for object, name in capture("nm -A -g --defined-only " .. archive)
     :gmatch("[^\n]-:([%w_.-]+):%x+ %a ([%w_.]+)\n") do
-    if not name:find("^xt_") then found[#found + 1] = source_of(object) .. ": " .. name end
+    -- _Z and a length come before the name of a C++ function.
+    local plain = name:gsub("^_Z%d+", "")
+    if not plain:find("^xt_") then found[#found + 1] = source_of(object) .. ": " .. name end
   end
   return found
 end
@@ -251,7 +253,9 @@ local function check_state()
   for line in capture("objdump -t " .. archive):gmatch("[^\n]+") do
     object = line:match("^([%w_.-]+%.o):") or object
     local section, name = line:match("^%x+ ......[O ] (%.%S+)%s+%x+%s+(%S+)$")
-    if section and name ~= section
+    -- CUDA's compiler has some of its own in every file.
+    local compilers = name and (name:find("__cudaFatCubin") or name:find("__device_stub__"))
+    if section and name ~= section and not compilers
       and (section:find("^%.data$") or section:find("^%.data%.[^r]") or section:find("^%.t?bss"))
     then
       found[#found + 1] = source_of(object) .. ": " .. name

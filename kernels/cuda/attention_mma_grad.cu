@@ -1,0 +1,368 @@
+/*
+ * attention_mma_grad.cu: the backward of tiled attention in bf16 on the tensor cores.
+ *
+ *     p = e^(s - lse);  dv = p^T do;  dp = do v^T;  ds = p (dp - delta) scale;  dq = ds k;
+ *     dk = ds^T q
+ *
+ * Two kernels, each computing p and ds again, so that every sum has one owner and one order: a
+ * warpgroup owns 64 keys and meets the queries of all heads of its group for dk and dv; another
+ * owns 64 queries and meets the keys for dq. Both keep the side they own in the rows of the
+ * results, so that p and ds go from product to product in registers. p and ds are rounded to bf16
+ * for the products that take them.
+ *
+ * Traffic: q, k, v, do and the answers once, and again, from L2 where the heads under way fit, the
+ * other side's once a block.
+ */
+#include <math.h>
+
+#include "attention_mma.h"
+
+#define QUERIES 64 /* a tile of them, where keys are owned */
+#define KEYS 64    /* a tile of them, where queries are owned */
+
+/* Zeroes p where the mask or documents hide a pair. */
+template <int J> __device__ static void hide(const struct xt_pair_bits &bits, float (&x)[J][4]) {
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) x[j][e] = 0;
+}
+
+/* ---- dk and dv ------------------------------------------------------------------------------- */
+
+/* Shared: k and v, GROUPS * 64 x D; q and do, two each of QUERIES x D; log2(e) lse and delta, two
+   each of QUERIES. A block has OUT of the D columns of its answers. */
+template <int D, int OUT, int GROUPS, int BLOCKS, bool PAIRS>
+static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
+    backward_keys(const __grid_constant__ struct xt_attention p,
+                  const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
+    constexpr int THREADS = GROUPS * 128, ROWS = GROUPS * 64, J = QUERIES / 8;
+    constexpr uint32_t OWNED = xt_tile_bytes<ROWS, D>, TILE = xt_tile_bytes<QUERIES, D>;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    uint32_t k = xt_shared_address(shared), v = k + OWNED, q = v + OWNED, g = q + 2 * TILE;
+    float *row_values = (float *)(shared + 2 * OWNED + 4 * TILE); /* [stage][lse, delta][QUERIES] */
+    int64_t head, tile;
+    xt_dealt(deal, &head, &tile);
+    int64_t b = head / p.kv_heads, kv = head % p.kv_heads, key0 = tile * ROWS;
+    int column0 = (int)blockIdx.y * OUT;
+    int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
+    int64_t key = key0 + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    int64_t keys = xt_keys_of(p, b);
+    /* From here on queries see some key of the block. */
+    int64_t first = p.causal ? key0 - (p.sk - p.sq) : 0;
+    first = first < 0 ? 0 : first / QUERIES * QUERIES;
+    int a_head = key0 < keys && first < p.sq ? (int)((p.sq - first + QUERIES - 1) / QUERIES) : 0;
+    int n = a_head * (int)p.group;
+    uint64_t seed = PAIRS && p.p > 0 ? xt_seed_on_device(p.seed) : 0;
+    float log2_scale = (float)(p.scale * XT_LOG2E), keep_scale = (float)p.keep_scale;
+    float s[J][4], dp[J][4], dk[OUT / 8][4] = {}, dv[OUT / 8][4] = {};
+    uint32_t a[QUERIES / 16][4], da[QUERIES / 16][4];
+
+    auto load = [&](int i) {
+        if (i >= n) return;
+        int stage = i & 1;
+        int64_t h = kv * p.group + i / a_head, row0 = first + (int64_t)(i % a_head) * QUERIES;
+        xt_load_tile<QUERIES, D, THREADS>(q + stage * TILE, xt_head_at(p.q, b, h, row0), p.q.row,
+                                          p.sq - row0, p.d, aligned);
+        xt_load_tile<QUERIES, D, THREADS>(g + stage * TILE, xt_head_at(p.g, b, h, row0), p.g.row,
+                                          p.sq - row0, p.d, aligned);
+        int t = (int)threadIdx.x;
+        if (t >= 2 * QUERIES) return;
+        int64_t row = row0 + t % QUERIES;
+        float x = t < QUERIES ? INFINITY : 0.0f; /* a row that is none: p is 0 */
+        if (row < p.sq)
+            x = t < QUERIES ? ((const float *)p.lse)[b * p.lse_batch + h * p.lse_head + row] *
+                                  (float)XT_LOG2E
+                            : ((const float *)p.delta)[(b * p.heads + h) * p.sq + row];
+        row_values[stage * 2 * QUERIES + t] = x;
+    };
+
+    xt_load_tile<ROWS, D, THREADS>(k, xt_head_at(p.k, b, kv, key0), p.k.row, p.sk - key0, p.d,
+                                   aligned);
+    xt_load_tile<ROWS, D, THREADS>(v, xt_head_at(p.v, b, kv, key0), p.v.row, p.sk - key0, p.d,
+                                   aligned);
+    load(0);
+    xt_copies_commit();
+    for (int i = 0; i < n; i++) {
+        uint32_t this_q = q + (i & 1) * TILE, this_g = g + (i & 1) * TILE;
+        const float *values = row_values + (i & 1) * 2 * QUERIES + lane % 4 * 2;
+        int64_t h = kv * p.group + i / a_head, row0 = first + (int64_t)(i % a_head) * QUERIES;
+        xt_copies_wait();
+        __syncthreads();
+        load(i + 1);
+        xt_copies_commit();
+        xt_mma_settle(s);
+        xt_mma_settle(dp);
+        xt_mma_begin();
+        xt_mma_rows<J, ROWS, D>(s, k, group * 64, this_q);
+        xt_mma_commit();
+        xt_mma_rows<J, ROWS, D>(dp, v, group * 64, this_g);
+        xt_mma_commit();
+        xt_mma_wait<1>();
+        xt_mma_settle(s);
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+            float2 lse = *(const float2 *)(values + 8 * j);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[j][e] = xt_exp2(s[j][e] * log2_scale - (e % 2 ? lse.y : lse.x));
+        }
+        struct xt_pair_bits bits;
+        if (PAIRS) {
+            bits = xt_pairs<J, true>(p, seed, b, h, key, row0);
+            hide(bits, s);
+        }
+        if (xt_visible(p, keys, row0) < key0 + group * 64 + 64) {
+            /* Query 8 j + e % 2 of this thread's sees the key: from the one at `from` on. */
+            int from[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int64_t at = p.causal ? key + 8 * half - (p.sk - p.sq) - row0 - lane % 4 * 2 : 0;
+                from[half] = key + 8 * half >= keys ? QUERIES : at < QUERIES ? (int)at : QUERIES;
+            }
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (8 * j + e % 2 < from[e / 2]) s[j][e] = 0;
+        }
+        if (PAIRS && p.p > 0) {
+            float kept[J][4];
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    kept[j][e] =
+                        bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? s[j][e] * keep_scale : 0.0f;
+            xt_pack_left(a, kept);
+        } else {
+            xt_pack_left(a, s);
+        }
+        xt_mma_settle(dv);
+        xt_mma_settle(a);
+        xt_mma_begin();
+        xt_mma_columns<D>(dv, a, this_g, column0);
+        xt_mma_commit();
+        xt_mma_wait<1>();
+        xt_mma_settle(dp);
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+            float2 delta = *(const float2 *)(values + QUERIES + 8 * j);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float x = dp[j][e];
+                if (PAIRS && p.p > 0)
+                    x = bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? x * keep_scale : 0.0f;
+                dp[j][e] = s[j][e] * (x - (e % 2 ? delta.y : delta.x));
+            }
+        }
+        xt_pack_left(da, dp);
+        xt_mma_settle(dk);
+        xt_mma_settle(da);
+        xt_mma_begin();
+        xt_mma_columns<D>(dk, da, this_q, column0);
+        xt_mma_commit();
+        xt_mma_wait<0>();
+        xt_mma_settle(dk);
+        xt_mma_settle(dv);
+        xt_mma_settle(a);
+        xt_mma_settle(da);
+    }
+    xt_copies_wait();
+    __syncthreads();
+    const float one[2] = {1, 1}, scale[2] = {(float)p.scale, (float)p.scale};
+    int64_t own = key0 + group * 64;
+    xt_save_rows(dk, scale, k + group * xt_tile_bytes<64, D>,
+                 (__nv_bfloat16 *)xt_head_at(p.dk, b, kv, own) + column0, p.dk.row, p.sk - own,
+                 p.d - column0, aligned_out);
+    xt_save_rows(dv, one, v + group * xt_tile_bytes<64, D>,
+                 (__nv_bfloat16 *)xt_head_at(p.dv, b, kv, own) + column0, p.dv.row, p.sk - own,
+                 p.d - column0, aligned_out);
+}
+
+/* ---- dq -------------------------------------------------------------------------------------- */
+
+/* Shared: q and do, GROUPS * 64 x D; k and v, two each of KEYS x D. */
+template <int D, int GROUPS, int BLOCKS, bool PAIRS>
+static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
+    backward_queries(const __grid_constant__ struct xt_attention p,
+                     const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
+    constexpr int THREADS = GROUPS * 128, ROWS = GROUPS * 64, J = KEYS / 8;
+    constexpr uint32_t OWNED = xt_tile_bytes<ROWS, D>, TILE = xt_tile_bytes<KEYS, D>;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    uint32_t q = xt_shared_address(shared), g = q + OWNED, k = g + OWNED, v = k + 2 * TILE;
+    int64_t head, tile;
+    xt_dealt(deal, &head, &tile);
+    int64_t b = head / p.heads, h = head % p.heads, kv = h / p.group;
+    int64_t row0 = (deal.tiles - 1 - tile) * ROWS; /* the last see the most keys */
+    int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
+    int64_t row = row0 + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    int64_t keys = xt_keys_of(p, b);
+    int64_t limit[2] = {xt_visible(p, keys, row), xt_visible(p, keys, row + 8)};
+    int64_t whole = xt_visible(p, keys, row0 + group * 64); /* every row of the group sees these */
+    int n =
+        (int)((xt_visible(p, keys, row0 + ROWS < p.sq ? row0 + ROWS - 1 : p.sq - 1) + KEYS - 1) /
+              KEYS);
+    uint64_t seed = PAIRS && p.p > 0 ? xt_seed_on_device(p.seed) : 0;
+    float log2_scale = (float)(p.scale * XT_LOG2E), keep_scale = (float)p.keep_scale;
+    float s[J][4], dp[J][4], dq[D / 8][4] = {}, lse[2], delta[2];
+    uint32_t a[KEYS / 16][4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        bool is_row = row + 8 * half < p.sq;
+        int64_t at = row + 8 * half;
+        lse[half] =
+            is_row ? ((const float *)p.lse)[b * p.lse_batch + h * p.lse_head + at] * (float)XT_LOG2E
+                   : INFINITY;
+        delta[half] = is_row ? ((const float *)p.delta)[(b * p.heads + h) * p.sq + at] : 0.0f;
+    }
+
+    auto load = [&](int j) {
+        if (j >= n) return;
+        int64_t key0 = (int64_t)j * KEYS;
+        xt_load_tile<KEYS, D, THREADS>(k + (j & 1) * TILE, xt_head_at(p.k, b, kv, key0), p.k.row,
+                                       p.sk - key0, p.d, aligned);
+        xt_load_tile<KEYS, D, THREADS>(v + (j & 1) * TILE, xt_head_at(p.v, b, kv, key0), p.v.row,
+                                       p.sk - key0, p.d, aligned);
+    };
+
+    xt_load_tile<ROWS, D, THREADS>(q, xt_head_at(p.q, b, h, row0), p.q.row, p.sq - row0, p.d,
+                                   aligned);
+    xt_load_tile<ROWS, D, THREADS>(g, xt_head_at(p.g, b, h, row0), p.g.row, p.sq - row0, p.d,
+                                   aligned);
+    load(0);
+    xt_copies_commit();
+    for (int j = 0; j < n; j++) {
+        uint32_t this_k = k + (j & 1) * TILE, this_v = v + (j & 1) * TILE;
+        int64_t key0 = (int64_t)j * KEYS;
+        xt_copies_wait();
+        __syncthreads();
+        load(j + 1);
+        xt_copies_commit();
+        xt_mma_settle(s);
+        xt_mma_settle(dp);
+        xt_mma_begin();
+        xt_mma_rows<J, ROWS, D>(s, q, group * 64, this_k);
+        xt_mma_commit();
+        xt_mma_rows<J, ROWS, D>(dp, g, group * 64, this_v);
+        xt_mma_commit();
+        xt_mma_wait<1>();
+        xt_mma_settle(s);
+#pragma unroll
+        for (int i = 0; i < J; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[i][e] = xt_exp2(s[i][e] * log2_scale - lse[e / 2]);
+        struct xt_pair_bits bits;
+        if (PAIRS) {
+            bits = xt_pairs<J, false>(p, seed, b, h, row, key0);
+            hide(bits, s);
+        }
+        if (whole < key0 + KEYS) {
+            int seen[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int64_t left = limit[half] - key0 - lane % 4 * 2;
+                seen[half] = left < 0 ? 0 : left < KEYS ? (int)left : KEYS;
+            }
+#pragma unroll
+            for (int i = 0; i < J; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (8 * i + e % 2 >= seen[e / 2]) s[i][e] = 0;
+        }
+        xt_mma_wait<0>();
+        xt_mma_settle(dp);
+#pragma unroll
+        for (int i = 0; i < J; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float x = dp[i][e];
+                if (PAIRS && p.p > 0)
+                    x = bits.kept[e / 2] >> (2 * i + e % 2) & 1 ? x * keep_scale : 0.0f;
+                dp[i][e] = s[i][e] * (x - delta[e / 2]);
+            }
+        xt_pack_left(a, dp);
+        xt_mma_settle(dq);
+        xt_mma_settle(a);
+        xt_mma_begin();
+        xt_mma_columns<D>(dq, a, this_k);
+        xt_mma_commit();
+        xt_mma_wait<0>();
+        xt_mma_settle(dq);
+        xt_mma_settle(a);
+    }
+    xt_copies_wait();
+    __syncthreads();
+    const float scale[2] = {(float)p.scale, (float)p.scale};
+    int64_t own = row0 + group * 64;
+    xt_save_rows(dq, scale, q + group * xt_tile_bytes<64, D>,
+                 (__nv_bfloat16 *)xt_head_at(p.dq, b, h, own), p.dq.row, p.sq - own, p.d,
+                 aligned_out);
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+static bool aligned_inputs(const struct xt_attention &p) {
+    return xt_heads_aligned(p.q) && xt_heads_aligned(p.k) && xt_heads_aligned(p.v) &&
+           xt_heads_aligned(p.g);
+}
+
+template <int D, int OUT, int GROUPS, int BLOCKS, bool PAIRS>
+static enum xt_status launch_keys(struct xt_ctx *ctx, const struct xt_attention &p) {
+    constexpr int ROWS = GROUPS * 64;
+    constexpr int BYTES =
+        2 * xt_tile_bytes<ROWS, D> + 4 * xt_tile_bytes<QUERIES, D> + 4 * QUERIES * 4;
+    struct xt_deal deal =
+        xt_deal_of(p.batch * p.kv_heads, (p.sk + ROWS - 1) / ROWS, 4 * p.sq * p.d * p.group);
+    if (deal.heads == 0 || deal.tiles == 0) return XT_OK;
+    dim3 blocks((unsigned)(deal.heads * deal.tiles), D / OUT);
+    XT_CUDA_TRY(cudaFuncSetAttribute(backward_keys<D, OUT, GROUPS, BLOCKS, PAIRS>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+    backward_keys<D, OUT, GROUPS, BLOCKS, PAIRS>
+        <<<blocks, GROUPS * 128, BYTES, xt_cuda_stream(ctx)>>>(
+            p, deal, aligned_inputs(p), xt_heads_aligned(p.dk) && xt_heads_aligned(p.dv));
+    return xt_cuda_launched(ctx);
+}
+
+template <int D, int GROUPS, int BLOCKS, bool PAIRS>
+static enum xt_status launch_queries(struct xt_ctx *ctx, const struct xt_attention &p) {
+    constexpr int ROWS = GROUPS * 64;
+    constexpr int BYTES = 2 * xt_tile_bytes<ROWS, D> + 4 * xt_tile_bytes<KEYS, D>;
+    struct xt_deal deal = xt_deal_of(p.batch * p.heads, (p.sq + ROWS - 1) / ROWS,
+                                     4 * p.sk * p.d / (p.group > 0 ? p.group : 1));
+    if (deal.heads == 0 || deal.tiles == 0) return XT_OK;
+    XT_CUDA_TRY(cudaFuncSetAttribute(backward_queries<D, GROUPS, BLOCKS, PAIRS>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+    backward_queries<D, GROUPS, BLOCKS, PAIRS>
+        <<<(unsigned)(deal.heads * deal.tiles), GROUPS * 128, BYTES, xt_cuda_stream(ctx)>>>(
+            p, deal, aligned_inputs(p), xt_heads_aligned(p.dq));
+    return xt_cuda_launched(ctx);
+}
+
+template <bool PAIRS>
+static enum xt_status keys_by_width(struct xt_ctx *ctx, const struct xt_attention &p) {
+    if (p.d <= 32) return launch_keys<32, 32, 3, 1, PAIRS>(ctx, p);
+    if (p.d <= 64) return launch_keys<64, 64, 2, 1, PAIRS>(ctx, p);
+    if (p.d <= 96) return launch_keys<96, 96, 2, 1, PAIRS>(ctx, p);
+    if (p.d <= 128) return launch_keys<128, 128, 2, 1, PAIRS>(ctx, p);
+    return launch_keys<256, 128, 1, 1, PAIRS>(ctx, p);
+}
+
+template <bool PAIRS>
+static enum xt_status queries_by_width(struct xt_ctx *ctx, const struct xt_attention &p) {
+    if (p.d <= 32) return launch_queries<32, 2, 2, PAIRS>(ctx, p);
+    if (p.d <= 64) return launch_queries<64, 2, 2, PAIRS>(ctx, p);
+    if (p.d <= 96) return launch_queries<96, 2, 1, PAIRS>(ctx, p);
+    if (p.d <= 128) return launch_queries<128, 2, 1, PAIRS>(ctx, p);
+    return launch_queries<256, 1, 1, PAIRS>(ctx, p);
+}
+
+enum xt_status xt_attention_mma_grad(struct xt_ctx *ctx, const struct xt_attention &p) {
+    if (p.any_pair_hidden) {
+        XT_TRY(keys_by_width<true>(ctx, p));
+        return queries_by_width<true>(ctx, p);
+    }
+    XT_TRY(keys_by_width<false>(ctx, p));
+    return queries_by_width<false>(ctx, p);
+}

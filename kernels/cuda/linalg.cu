@@ -1,0 +1,615 @@
+/*
+ * linalg.cu: matrix products, by cuBLASLt, which is opened at run time.
+ *
+ * A product's algorithm is chosen once by its shape, strides and alignment: the library's first
+ * heuristic among those that add in a fixed order, within a fixed workspace, never by timing. So
+ * the same product gives the same bits in every run on the same device and library.
+ */
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda.h"
+
+#include "../product.h"
+
+#define WORKSPACE ((size_t)32 << 20)
+#define PLANS 1024 /* places of the table, a power of two */
+
+/* ---- the library ----------------------------------------------------------------------------- */
+
+#define FUNCTIONS(X)                                                                               \
+    X(cublasLtCreate)                                                                              \
+    X(cublasLtDestroy)                                                                             \
+    X(cublasLtGetVersion)                                                                          \
+    X(cublasLtGetStatusString)                                                                     \
+    X(cublasLtMatmul)                                                                              \
+    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
+    X(cublasLtMatmulDescCreate)                                                                    \
+    X(cublasLtMatmulDescDestroy)                                                                   \
+    X(cublasLtMatmulDescSetAttribute)                                                              \
+    X(cublasLtMatrixLayoutCreate)                                                                  \
+    X(cublasLtMatrixLayoutDestroy)                                                                 \
+    X(cublasLtMatrixLayoutSetAttribute)                                                            \
+    X(cublasLtMatmulPreferenceCreate)                                                              \
+    X(cublasLtMatmulPreferenceDestroy)                                                             \
+    X(cublasLtMatmulPreferenceSetAttribute)
+
+/* What decides an algorithm; compared as bytes, so it is zeroed before it is filled. */
+struct key {
+    int64_t m, n, k, batch, lda, ldb, ldc, a_batch, b_batch, c_batch;
+    int32_t in, out, a_turned, b_turned, bias, add;
+    int32_t a_align, b_align, c_align; /* bytes, at most 256 */
+    int32_t unused;                    /* no padding that would not be zero */
+};
+
+struct plan {
+    bool used;
+    struct key key;
+    cublasLtMatmulDesc_t what;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+    size_t workspace;
+};
+
+struct xt_cublas {
+    void *library;
+#define POINTER(name) decltype(&::name) name;
+    FUNCTIONS(POINTER)
+#undef POINTER
+    cublasLtHandle_t handle;
+    int n_plans;
+    struct plan plans[PLANS]; /* open addressing; emptied when three quarters full */
+};
+
+static void drop_plans(struct xt_cublas *blas) {
+    for (int i = 0; i < PLANS; i++) {
+        struct plan *p = &blas->plans[i];
+        if (!p->used) continue;
+        if (p->a) blas->cublasLtMatrixLayoutDestroy(p->a);
+        if (p->b) blas->cublasLtMatrixLayoutDestroy(p->b);
+        if (p->c) blas->cublasLtMatrixLayoutDestroy(p->c);
+        if (p->what) blas->cublasLtMatmulDescDestroy(p->what);
+        memset(p, 0, sizeof *p);
+    }
+    blas->n_plans = 0;
+}
+
+void xt_cublas_free(struct xt_cublas *blas) {
+    drop_plans(blas);
+    if (blas->handle) blas->cublasLtDestroy(blas->handle);
+    if (blas->library) dlclose(blas->library);
+    free(blas);
+}
+
+static enum xt_status open_library(struct xt_ctx *ctx, struct xt_cublas **out) {
+    struct xt_cublas **place = xt_cuda_cublas(ctx);
+    if (*place) {
+        *out = *place;
+        return XT_OK;
+    }
+    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12",
+                                        "/usr/local/cuda/lib64/libcublasLt.so.13",
+                                        "/usr/local/cuda/lib64/libcublasLt.so.12"};
+    struct xt_cublas *blas = (struct xt_cublas *)calloc(1, sizeof *blas);
+    if (!blas) return xt_fail(ctx, XT_MEMORY, "out of memory: the records of a library");
+    for (size_t i = 0; i < sizeof names / sizeof *names && !blas->library; i++)
+        blas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!blas->library) {
+        free(blas);
+        return xt_fail(ctx, XT_UNSUPPORTED,
+                       "products on cuda need cuBLASLt (libcublasLt.so.13), which was not found; "
+                       "the package libcublas-13-0 brings it");
+    }
+    bool complete = true;
+#define LOOK_UP(name)                                                                              \
+    blas->name = (decltype(&::name))dlsym(blas->library, #name);                                   \
+    complete = complete && blas->name;
+    FUNCTIONS(LOOK_UP)
+#undef LOOK_UP
+    if (!complete || blas->cublasLtCreate(&blas->handle) != CUBLAS_STATUS_SUCCESS) {
+        blas->handle = NULL;
+        xt_cublas_free(blas);
+        return xt_fail(ctx, XT_UNSUPPORTED, "cuBLASLt was found and does not start");
+    }
+    *out = *place = blas;
+    return XT_OK;
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static enum xt_status check(struct xt_ctx *ctx, const struct xt_cublas *blas, cublasStatus_t status,
+                            const struct key *k) {
+    if (status == CUBLAS_STATUS_SUCCESS) return XT_OK;
+    return xt_fail(ctx, XT_UNSUPPORTED, "cuBLASLt: %s (%lld x %lld x %lld, batch %lld, %s to %s)",
+                   blas->cublasLtGetStatusString(status), (long long)k->m, (long long)k->n,
+                   (long long)k->k, (long long)k->batch, xt_dtype_name((enum xt_dtype)k->in),
+                   xt_dtype_name((enum xt_dtype)k->out));
+}
+
+static cudaDataType type_of(int32_t dtype) {
+    return dtype == XT_F32    ? CUDA_R_32F
+           : dtype == XT_BF16 ? CUDA_R_16BF
+           : dtype == XT_F16  ? CUDA_R_16F
+                              : CUDA_R_64F;
+}
+
+static cublasStatus_t make_layout(const struct xt_cublas *blas, cublasLtMatrixLayout_t *layout,
+                                  int32_t dtype, bool turned, int64_t rows, int64_t cols,
+                                  int64_t lead, int64_t batch, int64_t step) {
+    cublasStatus_t status =
+        blas->cublasLtMatrixLayoutCreate(layout, type_of(dtype), (uint64_t)(turned ? cols : rows),
+                                         (uint64_t)(turned ? rows : cols), lead);
+    if (status != CUBLAS_STATUS_SUCCESS || batch == 1) return status;
+    int32_t count = (int32_t)batch;
+    status = blas->cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                    &count, sizeof count);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    return blas->cublasLtMatrixLayoutSetAttribute(
+        *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
+}
+
+#define GO(expression)                                                                             \
+    do {                                                                                           \
+        status = (expression);                                                                     \
+        if (status != CUBLAS_STATUS_SUCCESS) return status;                                        \
+    } while (0)
+#define SET(kind, object, name, value)                                                             \
+    GO(blas->kind##SetAttribute(object, name, &(value), sizeof(value)))
+
+/* The library counts by columns, so it is asked for the transpose: c' = b' a'. */
+static cublasStatus_t describe_product(const struct xt_cublas *blas, struct plan *p) {
+    const struct key *k = &p->key;
+    cublasStatus_t status;
+    bool wide = k->in == XT_F64;
+    cublasOperation_t turn = CUBLAS_OP_T;
+    GO(blas->cublasLtMatmulDescCreate(&p->what, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                      wide ? CUDA_R_64F : CUDA_R_32F));
+    if (k->b_turned) SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_TRANSA, turn);
+    if (k->a_turned) SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_TRANSB, turn);
+    if (k->bias) {
+        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        cudaDataType type = type_of(k->out);
+        SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+        SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
+    }
+    GO(make_layout(blas, &p->b, k->in, k->b_turned, k->n, k->k, k->ldb, k->batch, k->b_batch));
+    GO(make_layout(blas, &p->a, k->in, k->a_turned, k->k, k->m, k->lda, k->batch, k->a_batch));
+    return make_layout(blas, &p->c, k->out, false, k->n, k->m, k->ldc, k->batch, k->c_batch);
+}
+
+static cublasStatus_t choose_algorithm(const struct xt_cublas *blas, struct plan *p,
+                                       cublasLtMatmulPreference_t preference) {
+    cublasStatus_t status;
+    size_t workspace = WORKSPACE;
+    /* Partial sums are added by a second kernel in order, never as the blocks happen to end. */
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint32_t a = (uint32_t)p->key.b_align, b = (uint32_t)p->key.a_align,
+             c = (uint32_t)p->key.c_align;
+    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
+    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a);
+    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b);
+    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c);
+    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c);
+    cublasLtMatmulHeuristicResult_t found;
+    int n = 0;
+    GO(blas->cublasLtMatmulAlgoGetHeuristic(blas->handle, p->what, p->b, p->a, p->c, p->c,
+                                            preference, 1, &found, &n));
+    if (n == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+    p->algorithm = found.algo;
+    p->workspace = found.workspaceSize;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static size_t hash_of(const struct key *k) {
+    uint64_t words[sizeof *k / 8], h = 0;
+    memcpy(words, k, sizeof words);
+    for (size_t i = 0; i < sizeof words / 8; i++) h = xt_seed_mix(h, words[i]);
+    return (size_t)h;
+}
+
+static enum xt_status plan_of(struct xt_ctx *ctx, struct xt_cublas *blas, const struct key *k,
+                              struct plan **out) {
+    size_t at = hash_of(k) & (PLANS - 1);
+    for (; blas->plans[at].used; at = (at + 1) & (PLANS - 1))
+        if (memcmp(&blas->plans[at].key, k, sizeof *k) == 0) {
+            *out = &blas->plans[at];
+            return XT_OK;
+        }
+    if (4 * blas->n_plans >= 3 * PLANS) {
+        drop_plans(blas);
+        at = hash_of(k) & (PLANS - 1);
+    }
+    struct plan *p = &blas->plans[at];
+    p->key = *k;
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasStatus_t status = blas->cublasLtMatmulPreferenceCreate(&preference);
+    if (status == CUBLAS_STATUS_SUCCESS) status = describe_product(blas, p);
+    if (status == CUBLAS_STATUS_SUCCESS) status = choose_algorithm(blas, p, preference);
+    if (preference) blas->cublasLtMatmulPreferenceDestroy(preference);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        if (p->a) blas->cublasLtMatrixLayoutDestroy(p->a);
+        if (p->b) blas->cublasLtMatrixLayoutDestroy(p->b);
+        if (p->c) blas->cublasLtMatrixLayoutDestroy(p->c);
+        if (p->what) blas->cublasLtMatmulDescDestroy(p->what);
+        memset(p, 0, sizeof *p);
+        return check(ctx, blas, status, k);
+    }
+    p->used = true;
+    blas->n_plans++;
+    *out = p;
+    return XT_OK;
+}
+
+/* ---- kernels beside the library -------------------------------------------------------------- */
+
+/*
+ * A matrix to a place of its own, as units U: `to` has to_rows x to_cols, its rows to_row apart;
+ * what is beyond rows x cols of `from` becomes zero. Strides in units.
+ */
+template <class U>
+static __global__ void copy_matrix(U *to, int64_t to_row, int64_t to_batch, int64_t to_rows,
+                                   int64_t to_cols, const U *from, int64_t row, int64_t col,
+                                   int64_t batch, int64_t rows, int64_t cols) {
+    to += blockIdx.z * to_batch;
+    from += blockIdx.z * batch;
+    for (int64_t i = blockIdx.y; i < to_rows; i += gridDim.y)
+        for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < to_cols;
+             j += (int64_t)gridDim.x * blockDim.x)
+            to[i * to_row + j] = i < rows && j < cols ? from[i * row + j * col] : U{};
+}
+
+/* The two matrices of a copy; sizes and strides in elements. */
+struct copying {
+    void *to;
+    int64_t to_row, to_batch, to_rows, to_cols;
+    const void *from;
+    int64_t row, col, batch, rows, cols;
+    int64_t items; /* of the batch */
+};
+
+template <class U>
+static void copy_units(struct xt_ctx *ctx, const struct copying *c, int64_t per) {
+    constexpr int THREADS = 256;
+    const int64_t cols = c->to_cols / per;
+    for (int64_t at = 0; at < c->items; at += 65535) {
+        dim3 grid((unsigned)((cols + THREADS - 1) / THREADS),
+                  (unsigned)(c->to_rows < 65535 ? c->to_rows : 65535),
+                  (unsigned)(c->items - at < 65535 ? c->items - at : 65535));
+        copy_matrix<<<grid, THREADS, 0, xt_cuda_stream(ctx)>>>(
+            (U *)c->to + at * c->to_batch / per, c->to_row / per, c->to_batch / per, c->to_rows,
+            cols, (const U *)c->from + at * c->batch / per, c->row / per, c->col, c->batch / per,
+            c->rows, c->cols / per);
+    }
+}
+
+/* Whether rows may be copied as units of `wide` bytes, `per` elements each. */
+static bool goes_by(const struct copying *c, size_t wide, int64_t per) {
+    if (per == 1) return true;
+    if (c->col != 1 || (uintptr_t)c->to % wide || (uintptr_t)c->from % wide) return false;
+    return c->to_row % per == 0 && c->to_batch % per == 0 && c->to_cols % per == 0 &&
+           c->row % per == 0 && c->batch % per == 0 && c->cols % per == 0;
+}
+
+static enum xt_status copy(struct xt_ctx *ctx, size_t bytes, const struct copying *c) {
+    if (c->to_rows == 0 || c->to_cols == 0 || c->items == 0) return XT_OK;
+    const int64_t size = (int64_t)bytes;
+    if (goes_by(c, 16, 16 / size))
+        copy_units<uint4>(ctx, c, 16 / size);
+    else if (bytes <= 8 && goes_by(c, 8, 8 / size))
+        copy_units<uint2>(ctx, c, 8 / size);
+    else if (bytes <= 4 && goes_by(c, 4, 4 / size))
+        copy_units<uint32_t>(ctx, c, 4 / size);
+    else if (bytes == 2)
+        copy_units<uint16_t>(ctx, c, 1);
+    return xt_cuda_launched(ctx);
+}
+
+/* c += s: what a product in padded scratch adds to. */
+template <class T>
+static __global__ void add_matrix(T *c, int64_t c_row, const T *s, int64_t s_row, T beta,
+                                  int64_t rows, int64_t cols) {
+    for (int64_t i = blockIdx.y; i < rows; i += gridDim.y)
+        for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < cols;
+             j += (int64_t)gridDim.x * blockDim.x)
+            c[i * c_row + j] = beta * c[i * c_row + j] + s[i * s_row + j];
+}
+
+/* c = beta * c + bias: what is left of a product over nothing, and of a bias the library lacks. */
+template <class T>
+static __global__ void add_bias(T *c, int64_t c_row, int64_t c_batch, const T *bias, double beta,
+                                int64_t rows, int64_t cols) {
+    c += blockIdx.z * c_batch;
+    for (int64_t i = blockIdx.y; i < rows; i += gridDim.y)
+        for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < cols;
+             j += (int64_t)gridDim.x * blockDim.x) {
+            xt_real<T> x = bias ? xt_to<xt_real<T>>(bias[j]) : 0;
+            if (beta != 0) x += (xt_real<T>)beta * xt_to<xt_real<T>>(c[i * c_row + j]);
+            c[i * c_row + j] = xt_to<T>(x);
+        }
+}
+
+static enum xt_status scale_and_add(struct xt_ctx *ctx, const struct xt_cuda_gemm *g, double beta) {
+    constexpr int THREADS = 256;
+    for (int64_t at = 0; at < g->batch; at += 65535) {
+        dim3 grid((unsigned)((g->n + THREADS - 1) / THREADS),
+                  (unsigned)(g->m < 65535 ? g->m : 65535),
+                  (unsigned)(g->batch - at < 65535 ? g->batch - at : 65535));
+        XT_CUDA_FLOATS(g->out, add_bias<<<grid, THREADS, 0, xt_cuda_stream(ctx)>>>(
+                                   (T *)g->c + at * g->c_batch, g->c_row, g->c_batch,
+                                   (const T *)g->bias, beta, g->m, g->n);)
+        XT_TRY(xt_cuda_launched(ctx));
+    }
+    return XT_OK;
+}
+
+/* ---- one product ----------------------------------------------------------------------------- */
+
+/* An operand as the library takes it. */
+struct side {
+    const void *data;
+    int64_t lead, step; /* between the columns it sees, and between products of the batch */
+    bool turned;        /* its rows are the library's rows */
+    void *scratch;      /* a copy, to be given back; NULL: none */
+    size_t bytes;       /* of scratch */
+};
+
+static int32_t alignment(const void *data) {
+    uintptr_t p = (uintptr_t)data;
+    return (int32_t)(p & 255 ? p & (~p + 1) : 256);
+}
+
+/* Rows a multiple of 64 elements apart: what tensor cores like. */
+static int64_t padded(int64_t n) {
+    return (n + 63) / 64 * 64;
+}
+
+/* Whether the library multiplies what lies so at full speed: 16-bit rows start at 16 bytes. */
+static bool is_fast(enum xt_dtype dtype, const void *data, int64_t lead, int64_t step) {
+    if (dtype != XT_BF16 && dtype != XT_F16) return true;
+    return lead % 8 == 0 && step % 8 == 0 && ((uintptr_t)data & 15) == 0;
+}
+
+/*
+ * The operand of rows x cols as the library takes it, grown by zeros to to_rows x to_cols. It is
+ * copied when it grows, when neither stride is 1, or, being `large`, when it lies badly.
+ */
+static enum xt_status prepare(struct xt_ctx *ctx, enum xt_dtype dtype, const void *data,
+                              int64_t row, int64_t col, int64_t step, int64_t rows, int64_t cols,
+                              int64_t to_rows, int64_t to_cols, int64_t batch, bool large,
+                              struct side *s) {
+    memset(s, 0, sizeof *s);
+    if (cols == 1) col = 1;
+    if (rows == 1) row = col == 1 ? cols : 1;
+    const bool grows = to_rows != rows || to_cols != cols, turned = col != 1;
+    const int64_t lead = turned ? col : row, across = turned ? rows : cols;
+    if (batch == 1) step = 0;
+    const bool fits = (col == 1 || row == 1) && lead >= across;
+    if (fits && !grows && (!large || is_fast(dtype, data, lead, step))) {
+        s->data = data;
+        s->lead = lead;
+        s->step = step;
+        s->turned = turned;
+        return XT_OK;
+    }
+    const size_t bytes = xt_dtype_bytes(dtype);
+    const int64_t copies = step == 0 ? 1 : batch;
+    s->turned = fits && turned; /* a copy keeps the order of what is copied */
+    const int64_t inner = s->turned ? to_rows : to_cols, outer = s->turned ? to_cols : to_rows;
+    s->lead = padded(inner);
+    s->step = copies == 1 ? 0 : s->lead * outer;
+    s->bytes = (size_t)(s->lead * outer * copies) * bytes;
+    XT_TRY(xt_scratch_get(ctx, XT_CUDA, s->bytes, &s->scratch));
+    s->data = s->scratch;
+    const struct copying c = {s->scratch,
+                              s->lead,
+                              s->step,
+                              outer,
+                              s->lead,
+                              data,
+                              s->turned ? col : row,
+                              s->turned ? row : col,
+                              step,
+                              s->turned ? cols : rows,
+                              s->turned ? rows : cols,
+                              copies};
+    return copy(ctx, bytes, &c);
+}
+
+static void put_back(struct xt_ctx *ctx, const struct side *s) {
+    if (s->scratch) xt_scratch_put(ctx, XT_CUDA, s->scratch, s->bytes);
+}
+
+static enum xt_status multiply(struct xt_ctx *ctx, struct xt_cublas *blas,
+                               const struct xt_cuda_gemm *g, const struct side *a,
+                               const struct side *b, void *c, int64_t ldc, int64_t c_batch) {
+    struct key k;
+    memset(&k, 0, sizeof k);
+    k.m = g->m, k.n = g->n, k.k = g->k, k.batch = g->batch;
+    k.lda = a->lead, k.ldb = b->lead, k.ldc = ldc;
+    k.a_batch = a->step, k.b_batch = b->step, k.c_batch = g->batch == 1 ? 0 : c_batch;
+    k.in = g->in, k.out = g->out, k.a_turned = a->turned, k.b_turned = b->turned;
+    k.bias = g->bias != NULL, k.add = g->beta != 0;
+    k.a_align = alignment(a->data), k.b_align = alignment(b->data), k.c_align = alignment(c);
+    struct plan *p = NULL;
+    XT_TRY(plan_of(ctx, blas, &k, &p));
+    if (g->bias) {
+        cublasStatus_t status = blas->cublasLtMatmulDescSetAttribute(
+            p->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias);
+        XT_TRY(check(ctx, blas, status, &k));
+    }
+    void *workspace = NULL;
+    if (p->workspace) XT_TRY(xt_scratch_get(ctx, XT_CUDA, p->workspace, &workspace));
+    float alpha = (float)g->alpha, beta = (float)g->beta;
+    bool wide = g->in == XT_F64;
+    cublasStatus_t status = blas->cublasLtMatmul(
+        blas->handle, p->what, wide ? (const void *)&g->alpha : &alpha, b->data, p->b, a->data,
+        p->a, wide ? (const void *)&g->beta : &beta, c, p->c, c, p->c, &p->algorithm, workspace,
+        p->workspace, xt_cuda_stream(ctx));
+    if (workspace) xt_scratch_put(ctx, XT_CUDA, workspace, p->workspace);
+    return check(ctx, blas, status, &k);
+}
+
+/* What is computed apart and then brought to c. */
+struct apart {
+    void *data; /* NULL: the product goes straight to c */
+    size_t bytes;
+    int64_t row, step; /* between rows, and between products of the batch */
+};
+
+static enum xt_status bring(struct xt_ctx *ctx, const struct xt_cuda_gemm *g,
+                            const struct apart *p) {
+    constexpr int THREADS = 256;
+    if (g->beta == 0) {
+        const struct copying c = {g->c,   g->c_row, g->c_batch, g->m, g->n, p->data,
+                                  p->row, 1,        p->step,    g->m, g->n, g->batch};
+        return copy(ctx, xt_dtype_bytes(g->out), &c);
+    }
+    dim3 grid((unsigned)((g->n + THREADS - 1) / THREADS), (unsigned)(g->m < 65535 ? g->m : 65535));
+    for (int64_t i = 0; i < g->batch; i++) {
+        add_matrix<<<grid, THREADS, 0, xt_cuda_stream(ctx)>>>(
+            (float *)g->c + i * g->c_batch, g->c_row, (const float *)p->data + i * p->step, p->row,
+            (float)g->beta, g->m, g->n);
+        XT_TRY(xt_cuda_launched(ctx));
+    }
+    return XT_OK;
+}
+
+enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given) {
+    struct xt_cuda_gemm g = *given;
+    struct xt_cublas *blas = NULL;
+    if (g.m == 0 || g.n == 0 || g.batch == 0) return XT_OK;
+    if (g.k == 0) return scale_and_add(ctx, &g, g.beta);
+    XT_TRY(open_library(ctx, &blas));
+    const void *late_bias = g.in == XT_F64 ? g.bias : NULL; /* the library has none in f64 */
+    if (late_bias) g.bias = NULL;
+    /* Sums and rows of 16-bit numbers are grown to what tensor cores take at full speed. */
+    const bool half = g.in == XT_BF16 || g.in == XT_F16, large = half && g.m * g.n * g.k >= 1 << 24;
+    struct xt_cuda_gemm wide = g;
+    if (large && g.k % 8) wide.k = padded(g.k);
+    if (large && g.n % 8 && !(g.beta != 0 && g.out != XT_F32)) wide.n = padded(g.n);
+    struct side a = {}, b = {}, bias = {};
+    struct apart apart = {NULL, 0, g.m == 1 && g.c_row < g.n ? g.n : g.c_row, g.c_batch};
+    const size_t bytes = xt_dtype_bytes(g.out);
+    enum xt_status status = XT_OK;
+    XT_GO(prepare(ctx, g.in, g.a, g.a_row, g.a_col, g.a_batch, g.m, g.k, g.m, wide.k, g.batch,
+                  large, &a));
+    XT_GO(prepare(ctx, g.in, g.b, g.b_row, g.b_col, g.b_batch, g.k, g.n, wide.k, wide.n, g.batch,
+                  large, &b));
+    if (wide.n != g.n ||
+        (large && g.beta == 0 && !is_fast(g.out, g.c, apart.row, g.batch == 1 ? 0 : apart.step))) {
+        apart.row = padded(g.n);
+        apart.step = apart.row * g.m;
+        apart.bytes = (size_t)(apart.step * g.batch) * bytes;
+        XT_GO(xt_scratch_get(ctx, XT_CUDA, apart.bytes, &apart.data));
+        wide.beta = 0;
+        if (g.bias) {
+            XT_GO(prepare(ctx, g.out, g.bias, g.n, 1, 0, 1, g.n, 1, apart.row, 1, true, &bias));
+            wide.bias = bias.data;
+        }
+    }
+    XT_GO(multiply(ctx, blas, &wide, &a, &b, apart.data ? apart.data : g.c, apart.row, apart.step));
+    if (apart.data) XT_GO(bring(ctx, &g, &apart));
+    if (late_bias) {
+        g.bias = late_bias;
+        XT_GO(scale_and_add(ctx, &g, 1));
+    }
+done:
+    put_back(ctx, &a);
+    put_back(ctx, &b);
+    put_back(ctx, &bias);
+    if (apart.data) xt_scratch_put(ctx, XT_CUDA, apart.data, apart.bytes);
+    return status;
+}
+
+/* ---- the ops --------------------------------------------------------------------------------- */
+
+/* Outer batch dimensions that do not lie as one are walked here, the innermost is the library's. */
+static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct xt_cuda_gemm *g) {
+    int inner = p->n_batch - 1;
+    g->m = p->m, g->n = p->n, g->k = p->k;
+    g->a_row = p->a.row, g->a_col = p->a.col, g->b_row = p->b.row, g->b_col = p->b.col;
+    g->c_row = p->n;
+    g->batch = 1;
+    if (inner >= 0) {
+        g->batch = p->batch[inner];
+        g->a_batch = p->a.batch[inner], g->b_batch = p->b.batch[inner];
+        g->c_batch = p->m * p->n;
+    }
+    int64_t outer = 1;
+    for (int d = 0; d < inner; d++) outer *= p->batch[d];
+    size_t in = xt_dtype_bytes(g->in), out = xt_dtype_bytes(g->out);
+    char *c = (char *)g->c;
+    for (int64_t i = 0; i < outer; i++) {
+        int64_t rest = i, a = 0, b = 0;
+        for (int d = inner - 1; d >= 0; d--) {
+            a += rest % p->batch[d] * p->a.batch[d];
+            b += rest % p->batch[d] * p->b.batch[d];
+            rest /= p->batch[d];
+        }
+        g->a = (const char *)p->a.data + a * (int64_t)in;
+        g->b = (const char *)p->b.data + b * (int64_t)in;
+        g->c = c + i * g->batch * p->m * p->n * (int64_t)out;
+        XT_TRY(xt_cuda_gemm(ctx, g));
+    }
+    return XT_OK;
+}
+
+static enum xt_status matmul(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *a = l->in[0], *c = l->out[0];
+    struct xt_cuda_gemm g = {.in = a->dtype, .out = c->dtype, .c = xt_data(c), .alpha = 1};
+    struct xt_product p;
+    xt_product_of(a, l->in[1], &p);
+    return run(ctx, &p, &g);
+}
+
+static enum xt_status linear(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *x = l->in[0], *bias = l->in[2], *y = l->out[0];
+    struct xt_cuda_gemm g = {.in = x->dtype, .out = y->dtype, .c = xt_data(y), .alpha = 1};
+    struct xt_product p;
+    struct xt_tensor turned;
+    xt_product_turn(l->in[1], &turned);
+    xt_product_of(x, &turned, &p);
+    void *copied = NULL;
+    size_t bytes = (size_t)p.n * xt_dtype_bytes(g.out);
+    enum xt_status status = XT_OK;
+    if (bias && p.n) {
+        g.bias = xt_data(bias);
+        if (bias->stride[0] != 1 && p.n > 1) {
+            XT_GO(xt_scratch_get(ctx, XT_CUDA, bytes, &copied));
+            const struct copying c = {copied,          p.n, 0, 1,   p.n, g.bias, 0,
+                                      bias->stride[0], 0,   1, p.n, 1};
+            XT_GO(copy(ctx, xt_dtype_bytes(g.out), &c));
+            g.bias = copied;
+        }
+    }
+    XT_GO(run(ctx, &p, &g));
+done:
+    if (copied) xt_scratch_put(ctx, XT_CUDA, copied, bytes);
+    return status;
+}
+
+static enum xt_status matmul_acc(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *target = l->in[0], *a = l->in[1];
+    struct xt_cuda_gemm g = {.in = a->dtype,
+                             .out = target->dtype,
+                             .c = xt_data(target),
+                             .alpha = 1,
+                             .beta = l->attrs[0].i ? 1.0 : 0.0};
+    if (!xt_is_contiguous(target)) return xt_fail(ctx, XT_ARGUMENT, "target must be contiguous");
+    struct xt_product p;
+    xt_product_of(a, l->in[2], &p);
+    return run(ctx, &p, &g);
+}
+
+#define FACTORS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
+
+const struct xt_kernel xt_cuda_linalg_kernels[] = {
+    {"matmul", FACTORS, XT_STRIDED, matmul},
+    {"linear", FACTORS, XT_STRIDED, linear},
+    {"matmul_acc", XT_BIT(XT_F32) | XT_BIT(XT_F64), XT_STRIDED, matmul_acc},
+    {},
+};

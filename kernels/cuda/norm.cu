@@ -1,0 +1,621 @@
+/*
+ * norm.cu: rmsnorm, layernorm and rope on the device.
+ *
+ * A row is shared by a group of 8, 32 or 256 threads, as its length asks, and is read once and kept
+ * in registers where it fits: forward reads x and writes y, backward reads g and x and writes dx.
+ * The gradient of a gain is a sum over rows: each block sums its own in registers, in an order that
+ * the shape alone decides, and a second kernel adds the blocks' sums in order.
+ */
+#include <math.h>
+
+#include "../both.h"
+#include "rows.h"
+
+#define THREADS 256
+#define HELD 4    /* vectors of a row that a thread keeps */
+#define PARTS 264 /* of the rows, at most, whose gains' gradients are summed together */
+
+/* A weight or bias: of x's dtype, or wide, in the type of the arithmetic. */
+struct gain {
+    const void *data; /* NULL: there is none */
+    bool wide;
+};
+
+static struct gain gain_of(const struct xt_tensor *t, enum xt_dtype dtype) {
+    struct gain g = {t ? xt_data(t) : NULL, t && t->dtype != dtype};
+    return g;
+}
+
+/* The gain's elements i to i + N - 1, or `fallback`. */
+template <class T, int N>
+static __device__ void load_gain(const struct gain &g, int64_t i, xt_real<T> fallback,
+                                 xt_real<T> *to) {
+    if (!g.data) {
+#pragma unroll
+        for (int k = 0; k < N; k++) to[k] = fallback;
+    } else if (g.wide) {
+        xt_load<N>((const xt_real<T> *)g.data + i, to);
+    } else {
+        xt_load<N>((const T *)g.data + i, to);
+    }
+}
+
+/* No rows, or empty ones: outputs that are left, such as the gradient of a gain, are zero. */
+static enum xt_status fill_nothing(struct xt_ctx *ctx, const struct xt_launch *l) {
+    for (int i = 0; i < l->n_out; i++)
+        if (l->out[i] && xt_numel(l->out[i]) > 0)
+            XT_CUDA_TRY(
+                cudaMemsetAsync(xt_data(l->out[i]), 0, xt_nbytes(l->out[i]), xt_cuda_stream(ctx)));
+    return XT_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/*
+ * rmsnorm:   rstd = 1 / sqrt(mean(x^2) + eps), y = round(x * rstd) * w
+ * layernorm: rstd = 1 / sqrt(mean((x - mean)^2) + eps), y = (x - mean) * rstd * w + b
+ * N elements at a time; a row of at most LANES * N * HOLD is held, any other (HOLD 0) read again.
+ */
+template <class T, bool LAYER, int LANES, int N, int HOLD>
+static __global__ void __launch_bounds__(THREADS)
+    norm_rows(const struct xt_rows x, const struct gain w, const struct gain b,
+              const xt_real<T> eps, T *y, xt_real<T> *means, xt_real<T> *rstds) {
+    using R = xt_real<T>;
+    const int lane = xt_lane<LANES>();
+    const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
+    /* All threads of a warp stay in the loop together: sums take all of them. */
+    for (int64_t first = (int64_t)blockIdx.x * groups; first < x.at.count; first += step) {
+        const int64_t row = first + threadIdx.x / LANES;
+        const bool live = row < x.at.count;
+        const T *from = xt_row<T>(x, live ? row : 0);
+        R held[HOLD > 0 ? HOLD : 1][N];
+        if constexpr (HOLD > 0) {
+#pragma unroll
+            for (int k = 0; k < HOLD; k++) {
+                const int64_t i = (int64_t)(k * LANES + lane) * N;
+                if (live && i < d) xt_load<N>(from + i, held[k]);
+            }
+        }
+        auto each = [&](auto take) {
+            if constexpr (HOLD > 0) {
+#pragma unroll
+                for (int k = 0; k < HOLD; k++) {
+                    const int64_t i = (int64_t)(k * LANES + lane) * N;
+                    if (live && i < d) take(i, held[k]);
+                }
+            } else {
+                for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
+                    xt_load<N>(from + i, held[0]);
+                    take(i, held[0]);
+                }
+            }
+        };
+        R mean = 0, squares = 0;
+        if constexpr (LAYER) {
+            each([&](int64_t, const R *v) {
+#pragma unroll
+                for (int k = 0; k < N; k++) mean += v[k];
+            });
+            mean = xt_group_sum<LANES>(mean) / (R)d;
+        }
+        each([&](int64_t, const R *v) {
+#pragma unroll
+            for (int k = 0; k < N; k++) squares += (v[k] - mean) * (v[k] - mean);
+        });
+        const R rstd = 1 / sqrt(xt_group_sum<LANES>(squares) / (R)d + eps);
+        each([&](int64_t i, const R *v) {
+            R gain[N], bias[N], out[N];
+            load_gain<T, N>(w, i, 1, gain);
+            if constexpr (LAYER) load_gain<T, N>(b, i, 0, bias);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                if constexpr (LAYER)
+                    out[k] = (v[k] - mean) * rstd * gain[k] + bias[k];
+                else
+                    out[k] = xt_to<R>(xt_to<T>(v[k] * rstd)) * gain[k];
+            }
+            xt_store<N>(out, y + row * d + i);
+        });
+        if (live && lane == 0) {
+            if (means) means[row] = mean;
+            if (rstds) rstds[row] = rstd;
+        }
+    }
+}
+
+template <class T, bool LAYER>
+static enum xt_status norm_of(struct xt_ctx *ctx, const struct xt_launch *l) {
+    using R = xt_real<T>;
+    constexpr int N = xt_lanes<T>;
+    const enum xt_dtype dtype = l->in[0]->dtype;
+    const struct xt_rows x = xt_rows_of(l->in[0]);
+    if (x.at.count == 0 || x.d == 0) return fill_nothing(ctx, l);
+    const struct gain w = gain_of(l->in[1], dtype);
+    const struct gain b = gain_of(LAYER ? l->in[2] : NULL, dtype);
+    struct xt_tensor *mean = LAYER ? l->out[1] : NULL, *rstd = l->out[LAYER ? 2 : 1];
+    T *y = (T *)xt_data(l->out[0]);
+    R *means = mean ? (R *)xt_data(mean) : NULL, *rstds = rstd ? (R *)xt_data(rstd) : NULL;
+    const R eps = (R)l->attrs[0].f;
+    const bool aligned = xt_rows_aligned(&x, sizeof(T)) && xt_is_aligned16(w.data) &&
+                         xt_is_aligned16(b.data) && xt_is_aligned16(y);
+    const int64_t vectors = x.d / N;
+    const unsigned few = xt_cuda_blocks(x.at.count, THREADS / 8);
+    const unsigned some = xt_cuda_blocks(x.at.count, THREADS / 32);
+    const unsigned all = xt_cuda_blocks(x.at.count, 1);
+    cudaStream_t s = xt_cuda_stream(ctx);
+    if (aligned && vectors <= 8 * HELD)
+        norm_rows<T, LAYER, 8, N, HELD><<<few, THREADS, 0, s>>>(x, w, b, eps, y, means, rstds);
+    else if (aligned && vectors <= 32 * HELD)
+        norm_rows<T, LAYER, 32, N, HELD><<<some, THREADS, 0, s>>>(x, w, b, eps, y, means, rstds);
+    else if (aligned && vectors <= THREADS * HELD)
+        norm_rows<T, LAYER, 256, N, HELD><<<all, THREADS, 0, s>>>(x, w, b, eps, y, means, rstds);
+    else if (aligned)
+        norm_rows<T, LAYER, 256, N, 0><<<all, THREADS, 0, s>>>(x, w, b, eps, y, means, rstds);
+    else if (x.d <= 1024)
+        norm_rows<T, LAYER, 32, 1, 0><<<some, THREADS, 0, s>>>(x, w, b, eps, y, means, rstds);
+    else
+        norm_rows<T, LAYER, 256, 1, 0><<<all, THREADS, 0, s>>>(x, w, b, eps, y, means, rstds);
+    return xt_cuda_launched(ctx);
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+/*
+ * With n = (x - mean) * rstd and h = g * w: dx = rstd * (h - mean(h) - n * mean(h * n)), where
+ * rmsnorm has mean 0 and no mean(h). dw = sum of g * n and db = sum of g over rows.
+ *
+ * parts, unless NULL: each block's sum, dw's d numbers and after them, for layernorm, db's.
+ */
+template <class T, bool LAYER, int LANES>
+static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
+    norm_grad_rows(const struct xt_rows g, const struct xt_rows x, const struct gain w,
+                   const xt_real<T> *means, const xt_real<T> *rstds, T *dx, xt_real<T> *parts) {
+    using R = xt_real<T>;
+    constexpr int N = xt_lanes<T>;
+    const int lane = xt_lane<LANES>(), group = (int)threadIdx.x / LANES;
+    const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
+    R dw[HELD][N] = {}, db[LAYER ? HELD : 1][N] = {};
+    for (int64_t first = (int64_t)blockIdx.x * groups; first < x.at.count; first += step) {
+        const int64_t row = first + group;
+        const bool live = row < x.at.count;
+        const T *g_row = xt_row<T>(g, live ? row : 0), *x_row = xt_row<T>(x, live ? row : 0);
+        xt_vector<T, N> gv[HELD], xv[HELD];
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            const int64_t i = (int64_t)(j * LANES + lane) * N;
+            if (!live || i >= d) continue;
+            gv[j] = *(const xt_vector<T, N> *)(g_row + i);
+            xv[j] = *(const xt_vector<T, N> *)(x_row + i);
+        }
+        const R rstd = live ? rstds[row] : 0, mean = LAYER && live ? means[row] : 0;
+        R dot = 0, sum = 0;
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            const int64_t i = (int64_t)(j * LANES + lane) * N;
+            if (!live || i >= d) continue;
+            R gain[N];
+            load_gain<T, N>(w, i, 1, gain);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                const R up = xt_to<R>(gv[j].at[k]), n = (xt_to<R>(xv[j].at[k]) - mean) * rstd;
+                dot += up * gain[k] * n;
+                dw[j][k] += up * n;
+                if constexpr (LAYER) {
+                    sum += up * gain[k];
+                    db[j][k] += up;
+                }
+            }
+        }
+        dot = xt_group_sum<LANES>(dot) / (R)d;
+        if constexpr (LAYER) sum = xt_group_sum<LANES>(sum) / (R)d;
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            const int64_t i = (int64_t)(j * LANES + lane) * N;
+            if (!live || i >= d) continue;
+            R gain[N], out[N];
+            load_gain<T, N>(w, i, 1, gain);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                const R n = (xt_to<R>(xv[j].at[k]) - mean) * rstd;
+                out[k] = rstd * (xt_to<R>(gv[j].at[k]) * gain[k] - sum - n * dot);
+            }
+            xt_store<N>(out, dx + row * d + i);
+        }
+    }
+    if (!parts) return;
+    R *part = parts + (int64_t)blockIdx.x * (LAYER ? 2 : 1) * d;
+    if constexpr (LANES == THREADS) {
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            const int64_t i = (int64_t)(j * LANES + lane) * N;
+            if (i >= d) continue;
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                part[i + k] = dw[j][k];
+                if constexpr (LAYER) part[d + i + k] = db[j][k];
+            }
+        }
+    } else {
+        /* Group after group adds what it has. */
+        constexpr int ROOM = LANES * N * HELD;
+        __shared__ R all[(LAYER ? 2 : 1) * ROOM];
+        for (int i = (int)threadIdx.x; i < (LAYER ? 2 : 1) * ROOM; i += THREADS) all[i] = 0;
+        for (int turn = 0; turn < groups; turn++) {
+            __syncthreads();
+            if (turn != group) continue;
+#pragma unroll
+            for (int j = 0; j < HELD; j++)
+#pragma unroll
+                for (int k = 0; k < N; k++) {
+                    const int i = (j * LANES + lane) * N + k;
+                    all[i] += dw[j][k];
+                    if constexpr (LAYER) all[ROOM + i] += db[j][k];
+                }
+        }
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < d; i += THREADS) {
+            part[i] = all[i];
+            if constexpr (LAYER) part[d + i] = all[ROOM + i];
+        }
+    }
+}
+
+/* dx alone, of rows that are too long to be held or do not lie well. */
+template <class T, bool LAYER, int LANES, int N>
+static __global__ void __launch_bounds__(THREADS)
+    norm_grad_long(const struct xt_rows g, const struct xt_rows x, const struct gain w,
+                   const xt_real<T> *means, const xt_real<T> *rstds, T *dx) {
+    using R = xt_real<T>;
+    const int lane = xt_lane<LANES>();
+    const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
+    for (int64_t first = (int64_t)blockIdx.x * groups; first < x.at.count; first += step) {
+        const int64_t row = first + threadIdx.x / LANES;
+        const bool live = row < x.at.count;
+        const T *g_row = xt_row<T>(g, live ? row : 0), *x_row = xt_row<T>(x, live ? row : 0);
+        const R rstd = live ? rstds[row] : 0, mean = LAYER && live ? means[row] : 0;
+        R dot = 0, sum = 0, up[N], v[N], gain[N], out[N];
+        for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
+            xt_load<N>(g_row + i, up);
+            xt_load<N>(x_row + i, v);
+            load_gain<T, N>(w, i, 1, gain);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                dot += up[k] * gain[k] * ((v[k] - mean) * rstd);
+                if constexpr (LAYER) sum += up[k] * gain[k];
+            }
+        }
+        dot = xt_group_sum<LANES>(dot) / (R)d;
+        if constexpr (LAYER) sum = xt_group_sum<LANES>(sum) / (R)d;
+        for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
+            xt_load<N>(g_row + i, up);
+            xt_load<N>(x_row + i, v);
+            load_gain<T, N>(w, i, 1, gain);
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                out[k] = rstd * (up[k] * gain[k] - sum - (v[k] - mean) * rstd * dot);
+            xt_store<N>(out, dx + row * d + i);
+        }
+    }
+}
+
+#define COLUMNS 32 /* that a block of these kernels has side by side */
+
+/* The gains' gradients alone: a block sums COLUMNS columns of its share of the rows. */
+template <class T, bool LAYER>
+static __global__ void gain_parts(const struct xt_rows g, const struct xt_rows x,
+                                  const xt_real<T> *means, const xt_real<T> *rstds,
+                                  xt_real<T> *parts) {
+    using R = xt_real<T>;
+    constexpr int TALL = THREADS / COLUMNS;
+    __shared__ R all[2][TALL][COLUMNS];
+    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x, d = x.d;
+    R dw = 0, db = 0;
+    if (c < d)
+        for (int64_t i = (int64_t)blockIdx.y * TALL + threadIdx.y; i < x.at.count;
+             i += (int64_t)gridDim.y * TALL) {
+            const R up = xt_to<R>(xt_row<T>(g, i)[c]), mean = LAYER ? means[i] : 0;
+            dw += up * ((xt_to<R>(xt_row<T>(x, i)[c]) - mean) * rstds[i]);
+            db += up;
+        }
+    all[0][threadIdx.y][threadIdx.x] = dw;
+    all[1][threadIdx.y][threadIdx.x] = db;
+    __syncthreads();
+    if (c >= d || threadIdx.y != 0) return;
+    for (int k = 1; k < TALL; k++) {
+        dw += all[0][k][threadIdx.x];
+        db += all[1][k][threadIdx.x];
+    }
+    R *part = parts + (int64_t)blockIdx.y * (LAYER ? 2 : 1) * d;
+    part[c] = dw;
+    if constexpr (LAYER) part[d + c] = db;
+}
+
+/* The sum over parts of each of `width` numbers: the first d are dw's, what follows db's. Line k of
+   a block adds parts k, k + TALL, ..., then the lines are added in order. */
+template <class R>
+static __global__ void add_parts(const R *parts, int n_parts, int64_t width, int64_t d, R *dw,
+                                 R *db) {
+    constexpr int TALL = THREADS / COLUMNS;
+    __shared__ R all[TALL][COLUMNS];
+    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
+    R sum = 0;
+    if (c < width)
+        for (int p = (int)threadIdx.y; p < n_parts; p += TALL) sum += parts[p * width + c];
+    all[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (c >= width || threadIdx.y != 0) return;
+    for (int k = 1; k < TALL; k++) sum += all[k][threadIdx.x];
+    if (c < d)
+        dw[c] = sum;
+    else
+        db[c - d] = sum;
+}
+
+/* What one launch of a gradient works on. */
+template <class T> struct norm_grad {
+    struct xt_rows g, x;
+    struct gain w;
+    const xt_real<T> *means, *rstds;
+    T *dx;
+};
+
+template <class T, bool LAYER, int LANES>
+static enum xt_status launch_rows(struct xt_ctx *ctx, const struct norm_grad<T> *p,
+                                  xt_real<T> *parts, unsigned n_parts) {
+    norm_grad_rows<T, LAYER, LANES><<<n_parts, THREADS, 0, xt_cuda_stream(ctx)>>>(
+        p->g, p->x, p->w, p->means, p->rstds, p->dx, parts);
+    return xt_cuda_launched(ctx);
+}
+
+template <class T, bool LAYER>
+static enum xt_status launch_long(struct xt_ctx *ctx, const struct norm_grad<T> *p, bool aligned,
+                                  xt_real<T> *parts, unsigned n_parts) {
+    constexpr int N = xt_lanes<T>;
+    const int64_t rows = p->x.at.count, d = p->x.d;
+    cudaStream_t s = xt_cuda_stream(ctx);
+    if (aligned)
+        norm_grad_long<T, LAYER, 256, N><<<xt_cuda_blocks(rows, 1), THREADS, 0, s>>>(
+            p->g, p->x, p->w, p->means, p->rstds, p->dx);
+    else if (d <= 1024)
+        norm_grad_long<T, LAYER, 32, 1><<<xt_cuda_blocks(rows, THREADS / 32), THREADS, 0, s>>>(
+            p->g, p->x, p->w, p->means, p->rstds, p->dx);
+    else
+        norm_grad_long<T, LAYER, 256, 1><<<xt_cuda_blocks(rows, 1), THREADS, 0, s>>>(
+            p->g, p->x, p->w, p->means, p->rstds, p->dx);
+    XT_TRY(xt_cuda_launched(ctx));
+    if (!parts) return XT_OK;
+    const dim3 grid(xt_cuda_blocks(d, COLUMNS), n_parts), block(COLUMNS, THREADS / COLUMNS);
+    gain_parts<T, LAYER><<<grid, block, 0, s>>>(p->g, p->x, p->means, p->rstds, parts);
+    return xt_cuda_launched(ctx);
+}
+
+template <class T, bool LAYER>
+static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l) {
+    using R = xt_real<T>;
+    constexpr int N = xt_lanes<T>;
+    struct norm_grad<T> p;
+    p.g = xt_rows_of(l->in[0]);
+    p.x = xt_rows_of(l->in[1]);
+    if (p.x.at.count == 0 || p.x.d == 0) return fill_nothing(ctx, l);
+    p.w = gain_of(l->in[2], l->in[1]->dtype);
+    p.means = LAYER ? (const R *)xt_data(l->in[3]) : NULL;
+    p.rstds = (const R *)xt_data(l->in[LAYER ? 4 : 3]);
+    p.dx = (T *)xt_data(l->out[0]);
+    const bool gain = l->attrs[0].i != 0;
+    const bool aligned = xt_rows_aligned(&p.g, sizeof(T)) && xt_rows_aligned(&p.x, sizeof(T)) &&
+                         xt_is_aligned16(p.w.data) && xt_is_aligned16(p.dx);
+    const int64_t d = p.x.d, rows = p.x.at.count, vectors = d / N, width = (LAYER ? 2 : 1) * d;
+    const bool is_long = !aligned || vectors > THREADS * HELD;
+    const int64_t groups = is_long                ? THREADS / COLUMNS
+                           : vectors <= 8 * HELD  ? THREADS / 8
+                           : vectors <= 32 * HELD ? THREADS / 32
+                                                  : 1;
+    const int64_t most = (rows + groups - 1) / groups;
+    const unsigned n_parts = (unsigned)(most < PARTS ? most : PARTS);
+    const size_t bytes = gain ? (size_t)(n_parts * width) * sizeof(R) : 0;
+    R *parts = NULL;
+    if (gain) XT_TRY(xt_scratch_get(ctx, XT_CUDA, bytes, (void **)&parts));
+    enum xt_status status;
+    if (is_long)
+        status = launch_long<T, LAYER>(ctx, &p, aligned, parts, n_parts);
+    else if (groups == THREADS / 8)
+        status = launch_rows<T, LAYER, 8>(ctx, &p, parts, n_parts);
+    else if (groups == THREADS / 32)
+        status = launch_rows<T, LAYER, 32>(ctx, &p, parts, n_parts);
+    else
+        status = launch_rows<T, LAYER, 256>(ctx, &p, parts, n_parts);
+    if (gain && status == XT_OK) {
+        const dim3 block(COLUMNS, THREADS / COLUMNS);
+        R *dw = (R *)xt_data(l->out[1]), *db = LAYER ? (R *)xt_data(l->out[2]) : NULL;
+        add_parts<<<xt_cuda_blocks(width, COLUMNS), block, 0, xt_cuda_stream(ctx)>>>(
+            parts, (int)n_parts, width, d, dw, db);
+        status = xt_cuda_launched(ctx);
+    }
+    if (gain) xt_scratch_put(ctx, XT_CUDA, parts, bytes);
+    return status;
+}
+
+/* ---- rope ------------------------------------------------------------------------------------ */
+
+#define ROPE_THREADS 128
+#define ROPE_BYTES 1024 /* of frequencies that travel as an argument: pairs of one launch */
+
+/* Frequencies of pairs first .. first + n - 1, computed on the host as for the CPU. */
+template <class R> struct frequencies {
+    int64_t first;
+    int n;
+    R at[ROPE_BYTES / sizeof(R)];
+};
+
+struct positions {
+    const void *data; /* NULL: offset + s */
+    bool wide;        /* i64, else i32 */
+    int64_t b, s;     /* strides in elements */
+    int64_t offset;
+};
+
+/* A tensor (B, S, H, D) and how its outer dimensions lie. */
+struct heads {
+    int64_t B, S, H, D;
+    int64_t b, s, h; /* strides in elements */
+};
+
+/*
+ * A block turns the heads of one s in one b after the other, N pairs at a time. Its angles are of
+ * s alone unless every b has positions of its own.
+ */
+template <class T, int N, bool INTERLEAVED>
+static __global__ void __launch_bounds__(ROPE_THREADS)
+    rope_lines(const T *x, T *y, const struct heads q, const struct positions at,
+               const struct frequencies<xt_real<T>> f, const xt_real<T> sign) {
+    using R = xt_real<T>;
+    __shared__ R cosine[ROPE_BYTES / sizeof(R)], sine[ROPE_BYTES / sizeof(R)];
+    const int64_t half = q.D / 2;
+    const int steps = f.n / N;
+    const int64_t s = blockIdx.x % q.S, chunks = gridDim.x / q.S;
+    for (int64_t b = blockIdx.x / q.S; b < q.B; b += chunks) {
+        const int64_t place = b * at.b + s * at.s;
+        if (at.b || b < chunks) {
+            const R position = (R)(!at.data  ? at.offset + s
+                                   : at.wide ? ((const int64_t *)at.data)[place]
+                                             : (int64_t)((const int32_t *)at.data)[place]);
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < f.n; i += ROPE_THREADS) {
+                double turn_s, turn_c;
+                const R angle = position * f.at[i];
+                xt_sine_cosine((double)angle, &turn_s, &turn_c);
+                cosine[i] = (R)turn_c;
+                sine[i] = sign * (R)turn_s;
+            }
+            __syncthreads();
+        }
+        const T *from = x + b * q.b + s * q.s;
+        T *to = y + (b * q.S + s) * q.H * q.D;
+        for (int64_t j = threadIdx.x; j < q.H * steps; j += ROPE_THREADS) {
+            const int64_t h = j / steps, i = (j - h * steps) * N, pair = f.first + i;
+            const T *row = from + h * q.h;
+            T *out = to + h * q.D;
+            if constexpr (INTERLEAVED) {
+                R v[2 * N], w[2 * N];
+                constexpr int M = N == 1 ? 1 : 2 * N; /* one pair alone need not be aligned */
+#pragma unroll
+                for (int k = 0; k < 2 * N; k += M) xt_load<M>(row + 2 * pair + k, v + k);
+#pragma unroll
+                for (int k = 0; k < N; k++) {
+                    const R c = cosine[i + k], sn = sine[i + k];
+                    w[2 * k] = v[2 * k] * c - v[2 * k + 1] * sn;
+                    w[2 * k + 1] = v[2 * k + 1] * c + v[2 * k] * sn;
+                }
+#pragma unroll
+                for (int k = 0; k < 2 * N; k += M) xt_store<M>(w + k, out + 2 * pair + k);
+            } else {
+                R low[N], high[N], w[N];
+                xt_load<N>(row + pair, low);
+                xt_load<N>(row + half + pair, high);
+#pragma unroll
+                for (int k = 0; k < N; k++) w[k] = low[k] * cosine[i + k] - high[k] * sine[i + k];
+                xt_store<N>(w, out + pair);
+#pragma unroll
+                for (int k = 0; k < N; k++) w[k] = high[k] * cosine[i + k] + low[k] * sine[i + k];
+                xt_store<N>(w, out + half + pair);
+            }
+        }
+    }
+}
+
+/* CPU's own functions, so that the angles have the same bits. */
+static float power_of(float x, float p) {
+    return powf(x, p);
+}
+static double power_of(double x, double p) {
+    return pow(x, p);
+}
+
+template <class T>
+static enum xt_status rope_of(struct xt_ctx *ctx, const struct xt_launch *l, int sign) {
+    using R = xt_real<T>;
+    constexpr int N = xt_lanes<T>, ROOM = ROPE_BYTES / (int)sizeof(R);
+    const struct xt_tensor *x = l->in[0], *p = l->in[1];
+    if (xt_numel(x) == 0) return XT_OK;
+    const struct heads q = {x->shape[0],  x->shape[1],  x->shape[2], x->shape[3],
+                            x->stride[0], x->stride[1], x->stride[2]};
+    struct positions at = {};
+    at.offset = l->attrs[2].i;
+    if (p) {
+        at.data = xt_data(p);
+        at.wide = p->dtype == XT_I64;
+        at.b = p->ndim == 2 ? p->stride[0] : 0;
+        at.s = p->stride[p->ndim - 1];
+    }
+    const bool interleaved = l->attrs[1].i == 1;
+    const int64_t half = q.D / 2;
+    const T *from = (const T *)xt_data(x);
+    T *to = (T *)xt_data(l->out[0]);
+    bool aligned =
+        xt_is_aligned16(from) && xt_is_aligned16(to) && (interleaved ? q.D : half) % N == 0;
+    for (int d = 0; d < 3; d++) aligned = aligned && (x->shape[d] == 1 || x->stride[d] % N == 0);
+    /* For every s so many blocks that the device is full, and at most one a batch. */
+    const int64_t full = 8 * (int64_t)xt_cuda_multiprocessors(ctx), each = (full + q.S - 1) / q.S;
+    if (q.S > 0x3FFFFFFF) return xt_fail(ctx, XT_UNSUPPORTED, "more than 2^30 positions");
+    const unsigned blocks = (unsigned)(q.S * (each < q.B ? each : q.B));
+    cudaStream_t s = xt_cuda_stream(ctx);
+    for (int64_t first = 0; first < half; first += ROOM) {
+        struct frequencies<R> f = {};
+        f.first = first;
+        f.n = (int)(half - first < ROOM ? half - first : ROOM);
+        for (int i = 0; i < f.n; i++)
+            f.at[i] = 1 / power_of((R)l->attrs[0].f, (R)(2 * (first + i)) / (R)q.D);
+        if (interleaved && aligned)
+            rope_lines<T, N / 2, true><<<blocks, ROPE_THREADS, 0, s>>>(from, to, q, at, f, sign);
+        else if (interleaved)
+            rope_lines<T, 1, true><<<blocks, ROPE_THREADS, 0, s>>>(from, to, q, at, f, sign);
+        else if (aligned)
+            rope_lines<T, N, false><<<blocks, ROPE_THREADS, 0, s>>>(from, to, q, at, f, sign);
+        else
+            rope_lines<T, 1, false><<<blocks, ROPE_THREADS, 0, s>>>(from, to, q, at, f, sign);
+        XT_TRY(xt_cuda_launched(ctx));
+    }
+    return XT_OK;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static enum xt_status rmsnorm(struct xt_ctx *ctx, const struct xt_launch *l) {
+    XT_CUDA_FLOATS(l->in[0]->dtype, return norm_of<T, false>(ctx, l);)
+    return XT_OK;
+}
+
+static enum xt_status layernorm(struct xt_ctx *ctx, const struct xt_launch *l) {
+    XT_CUDA_FLOATS(l->in[0]->dtype, return norm_of<T, true>(ctx, l);)
+    return XT_OK;
+}
+
+static enum xt_status rmsnorm_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
+    XT_CUDA_FLOATS(l->in[0]->dtype, return norm_grad_of<T, false>(ctx, l);)
+    return XT_OK;
+}
+
+static enum xt_status layernorm_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
+    XT_CUDA_FLOATS(l->in[0]->dtype, return norm_grad_of<T, true>(ctx, l);)
+    return XT_OK;
+}
+
+static enum xt_status rope(struct xt_ctx *ctx, const struct xt_launch *l) {
+    XT_CUDA_FLOATS(l->in[0]->dtype, return rope_of<T>(ctx, l, 1);)
+    return XT_OK;
+}
+
+static enum xt_status rope_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
+    XT_CUDA_FLOATS(l->in[0]->dtype, return rope_of<T>(ctx, l, -1);)
+    return XT_OK;
+}
+
+const struct xt_kernel xt_cuda_norm_kernels[] = {
+    {"rmsnorm", XT_FLOATS, XT_INNER, rmsnorm},
+    {"rmsnorm_grad", XT_FLOATS, XT_INNER, rmsnorm_grad},
+    {"layernorm", XT_FLOATS, XT_INNER, layernorm},
+    {"layernorm_grad", XT_FLOATS, XT_INNER, layernorm_grad},
+    {"rope", XT_FLOATS, XT_INNER, rope},
+    {"rope_grad", XT_FLOATS, XT_INNER, rope_grad},
+    {},
+};

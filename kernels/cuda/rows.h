@@ -1,0 +1,122 @@
+/*
+ * rows.h: tensors as rows along their last dimension on the device, and what a group of threads
+ * that shares a row does together.
+ */
+#ifndef XT_CUDA_ROWS_H
+#define XT_CUDA_ROWS_H
+
+#include "cuda.h"
+
+/* Where item i of some dimensions, counted in row-major order, lies, in elements. Dimensions that
+   lie evenly are merged, so that finding an item rarely takes a division. */
+struct xt_places {
+    int64_t count; /* items */
+    int ndim;      /* dimensions after merging, 1 or more */
+    int64_t shape[XT_MAX_DIMS];
+    int64_t stride[XT_MAX_DIMS]; /* in elements */
+};
+
+/* The places of t's first n dimensions. */
+static inline struct xt_places xt_places_of(const struct xt_tensor *t, int n) {
+    struct xt_places p = {};
+    p.count = 1;
+    for (int k = 0; k < n; k++) {
+        p.count *= t->shape[k];
+        if (t->shape[k] == 1) continue;
+        int last = p.ndim - 1;
+        if (last >= 0 && p.stride[last] == t->stride[k] * t->shape[k]) {
+            p.shape[last] *= t->shape[k];
+            p.stride[last] = t->stride[k];
+        } else {
+            p.shape[p.ndim] = t->shape[k];
+            p.stride[p.ndim++] = t->stride[k];
+        }
+    }
+    if (p.ndim == 0) {
+        p.shape[0] = 1;
+        p.ndim = 1;
+    }
+    return p;
+}
+
+__device__ inline int64_t xt_place(const struct xt_places &p, int64_t i) {
+    int64_t at = 0;
+    for (int k = p.ndim - 1; k > 0; k--) {
+        at += i % p.shape[k] * p.stride[k];
+        i /= p.shape[k];
+    }
+    return at + i * p.stride[0];
+}
+
+/* The rows of a tensor of XT_INNER. */
+struct xt_rows {
+    const void *data;
+    struct xt_places at;
+    int64_t d; /* elements of a row, which lie side by side */
+};
+
+static inline struct xt_rows xt_rows_of(const struct xt_tensor *t) {
+    struct xt_rows r;
+    r.data = t->storage->data ? xt_data(t) : NULL;
+    r.at = xt_places_of(t, t->ndim - 1);
+    r.d = t->shape[t->ndim - 1];
+    return r;
+}
+
+/* Whether every row begins at a multiple of 16 bytes and is a number of whole 16 bytes. */
+static inline bool xt_rows_aligned(const struct xt_rows *r, size_t bytes) {
+    int64_t lanes = (int64_t)(16 / bytes);
+    if (!xt_is_aligned16(r->data) || r->d % lanes) return false;
+    for (int k = 0; k < r->at.ndim; k++)
+        if (r->at.stride[k] % lanes) return false;
+    return true;
+}
+
+template <class T> __device__ inline const T *xt_row(const struct xt_rows &r, int64_t i) {
+    return (const T *)r.data + xt_place(r.at, i);
+}
+
+/* ---- a group of LANES threads: a part of a warp, a warp, or a whole block -------------------- */
+
+template <int LANES> __device__ inline int xt_lane() {
+    return (int)threadIdx.x % LANES;
+}
+template <int LANES, class T> __device__ inline T xt_group_sum(T x) {
+    if constexpr (LANES > 32) {
+        return xt_block_sum<LANES>(x);
+    } else {
+#pragma unroll
+        for (int step = LANES / 2; step; step >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
+        return x;
+    }
+}
+template <int LANES, class T> __device__ inline T xt_group_max(T x) {
+    if constexpr (LANES > 32)
+        return xt_block_max<LANES>(x);
+    else
+        return xt_warp_max(x);
+}
+
+/* N numbers of type R from N elements of S side by side, in reads of at most 16 bytes; aligned when
+   N is more than 1. */
+template <int N, class R, class S> __device__ inline void xt_load(const S *from, R *to) {
+    constexpr int M = N < xt_lanes<S> ? N : xt_lanes<S>;
+#pragma unroll
+    for (int i = 0; i < N; i += M) {
+        xt_vector<S, M> v = *(const xt_vector<S, M> *)(from + i);
+#pragma unroll
+        for (int k = 0; k < M; k++) to[i + k] = xt_to<R>(v.at[k]);
+    }
+}
+template <int N, class R, class S> __device__ inline void xt_store(const R *from, S *to) {
+    constexpr int M = N < xt_lanes<S> ? N : xt_lanes<S>;
+#pragma unroll
+    for (int i = 0; i < N; i += M) {
+        xt_vector<S, M> v;
+#pragma unroll
+        for (int k = 0; k < M; k++) v.at[k] = xt_to<S>(from[i + k]);
+        *(xt_vector<S, M> *)(to + i) = v;
+    }
+}
+
+#endif
