@@ -325,6 +325,7 @@ struct xt_seen {
     bool as_values;           /* of a backward: it is xt_grad, which leaves variables alone */
     int n_in, n_out;
     uint64_t written; /* mask of the inputs that a call has written, of the first 64 */
+    uint64_t wants;   /* mask of the inputs of a call that carry a gradient, likewise */
     struct xt_tensor *const *in, *const *out;           /* of a record: what it kept */
     struct xt_tensor *const *grad_in, *const *grad_out; /* of a record */
     const struct xt_source *from;                       /* n_in, of a record */

@@ -1628,13 +1628,15 @@ function xt.debug.fail_allocation(...) end
 
 --- gradcheck(fn, {inputs} [, opts]): compares the gradient of fn, in f64 and along one random
 --- direction, with differences of fn's values; returns true or false, and a report {ok, kinks,
---- analytic, numeric, lines, wrong, right, layers}. Inputs of integer dtypes are passed on as they
---- are. fn may be a model: its parameters are checked as well, in place and put back; it is called
---- as model:loss(...) where it has a loss and there are two inputs or more, else as model(...).
---- Where something is wrong, `wrong` lists for each input or parameter one element: {name, path or
---- input, element, index, gradient, slope}, and `layers` the innermost layers that are wrong by
---- themselves. Where fn has a kink (relu at 0), any slope between left and right passes.
---- Both values are those of fn's result where that is a scalar, else of a fixed sum of its elements.
+--- analytic, numeric, lines, wrong, right, cuts, layers}. Inputs of integer dtypes are passed on as
+--- they are. fn may be a model: its parameters are checked as well, in place and put back; it is
+--- called as model:loss(...) where it has a loss and there are two inputs or more, else as
+--- model(...). Where something is wrong, `wrong` lists for each input or parameter one element:
+--- {name, path or input, element, index, gradient, slope}, `cuts` the calls {op, where, input, name}
+--- that read what depends on an input or parameter and carries no gradient, as after a detach, and
+--- `layers` the innermost layers that are wrong by themselves. Where fn has a kink (relu at 0), any
+--- slope between left and right passes. Both values are those of fn's result where that is a scalar,
+--- else of a fixed sum of its elements.
 --- opts: model (whose parameters fn uses), h = 1e-5 (the step), tol = 1e-5 (relative), seed = 1,
 --- elements = 1000 (checked one by one where there is a kink, of each input).
 ---@param fn function
