@@ -28,6 +28,7 @@ struct xtbind {
     size_t unchecked_bytes; /* made by ops since the collector's policy was last asked */
     bool collecting;        /* a full collection is running */
     int shields;            /* functions running that must not stop half-way: core.shielded */
+    int walks;              /* backwards running: they are stopped when asked twice */
     enum xt_device device;  /* the default of constructors */
 };
 
@@ -53,11 +54,15 @@ int xtbind_nil(lua_State *L, const char *who);
 /* Collects everything when much was made since the last time; `all`: in any case. */
 void xtbind_collect(struct xtbind *b, bool all);
 void xtbind_collect_soon(struct xtbind *b); /* before a backward: unless little was made */
-void xtbind_unref(struct xtbind *b);        /* the last one frees the context */
+/* Whether Ctrl-C must wait: an update of parameters is half done, or a backward, whose gradients
+   and records would be lost, and which is stopped only when Ctrl-C is pressed again. */
+bool xtbind_must_finish(const struct xtbind *b, int pressed);
+void xtbind_unref(struct xtbind *b); /* the last one frees the context */
 /* Set by the program when Ctrl-C is pressed. Polled by xt.interrupted. */
 extern volatile sig_atomic_t xtbind_interrupt;
 extern volatile sig_atomic_t xtbind_polled; /* the script asks for itself */
-extern volatile sig_atomic_t xtbind_stop;   /* the next op, or line of Lua, shall raise */
+/* The next op, or line of Lua, shall raise: how often that was asked for. */
+extern volatile sig_atomic_t xtbind_stop;
 
 /* tensor.c */
 struct xt_tensor **xtbind_new_box(lua_State *L);                     /* pushes an empty tensor */

@@ -328,8 +328,10 @@ static int grad(lua_State *L) {
         lua_pop(L, 1);
     }
     xtbind_collect_soon(b);
-    if (xt_grad(b->ctx, output, inputs, n, seed, retain, grads) != XT_OK)
-        xtbind_error(L, "grad: %s", xt_error(b->ctx));
+    b->walks++;
+    enum xt_status status = xt_grad(b->ctx, output, inputs, n, seed, retain, grads);
+    b->walks--;
+    if (status != XT_OK) xtbind_error(L, "grad: %s", xt_error(b->ctx));
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, result, i + 1);
         xtbind_fill(b, lua_touserdata(L, -1), grads[i]);

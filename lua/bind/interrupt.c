@@ -1,9 +1,10 @@
 /*
  * interrupt.c: Ctrl-C (program.h says what it does).
  *
- * What must be whole is finished first: an op, an update of all parameters (core.shielded). Code is
- * stopped between two instructions of Lua or, by an error, before an op. While nothing could be
- * done about a Ctrl-C yet, one more says so, and the next ends the program.
+ * What must be whole is finished first: an op, an update of all parameters (core.shielded), and a
+ * backward unless Ctrl-C is pressed again. Code is stopped between two instructions of Lua or, by
+ * an error, before an op. While nothing could be done about a Ctrl-C yet, one more says so, and the
+ * next ends the program.
  */
 #include <signal.h>
 #include <string.h>
@@ -59,7 +60,7 @@ static void open_prompt(lua_State *L) {
 /* Runs before each instruction from a Ctrl-C on, until it may act. */
 static void hook(lua_State *L, lua_Debug *ar) {
     (void)ar;
-    if (pressed && xtbind_of(L)->shields) return;
+    if (pressed && xtbind_must_finish(xtbind_of(L), pressed)) return;
     lua_sethook(L, NULL, 0, 0);
     bool raises = xtbind_stop, enters = enter; /* neither when an op has failed already */
     forget();
@@ -83,7 +84,7 @@ static void on_interrupt(int number) {
         signal(number, SIG_DFL);
     }
     enter = prompts;
-    xtbind_stop = !prompts;
+    xtbind_stop = prompts ? 0 : pressed;
     if (running) lua_sethook(running, hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
 

@@ -136,10 +136,13 @@ static int run_file(lua_State *L, const char *path, int n, char **arguments) {
     bool prompt = take_prompt(&n, arguments);
     bool person = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     set_arg(L, path, n, arguments);
-    return run_chunk(L, load_file(L, path, prompt), n, arguments,
-                     prompt   ? XTBIND_ENTER
-                     : person ? XTBIND_ENTER_RECIPE
-                              : XTBIND_RAISE);
+    int code = run_chunk(L, load_file(L, path, prompt), n, arguments,
+                         prompt   ? XTBIND_ENTER
+                         : person ? XTBIND_ENTER_RECIPE
+                                  : XTBIND_RAISE);
+    if (code == RAISED && person && !prompt && isatty(STDERR_FILENO))
+        fputs("(with --prompt, the prompt opens where an error is raised)\n", stderr);
+    return code;
 }
 
 static int run_stdin(lua_State *L) {

@@ -327,7 +327,10 @@ static int backward(lua_State *L) {
     struct xt_tensor *t = self_of(L, b), *seed;
     bool retain = xtbind_check_seed_and_retain(L, 2, "backward", &seed);
     xtbind_collect_soon(b);
-    xtbind_check(L, xt_backward(b->ctx, t, seed, retain));
+    b->walks++;
+    enum xt_status status = xt_backward(b->ctx, t, seed, retain);
+    b->walks--;
+    xtbind_check(L, status);
     xtbind_collect(b, false);
     return 0;
 }

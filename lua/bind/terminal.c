@@ -128,7 +128,8 @@ static void bind_keys(EditLine *edit) {
         {"\033[F", "ed-move-to-end"},
         {"\033[4~", "ed-move-to-end"},
     };
-    el_set(edit, EL_ADDFN, "xt-complete", "completes names, fields, options and files", complete);
+    /* Wide: of narrow strings libedit makes copies that it never frees. */
+    el_wset(edit, EL_ADDFN, L"xt-complete", L"completes names, fields, options, files", complete);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         el_set(edit, EL_BIND, keys[i][0], keys[i][1], NULL);
 }

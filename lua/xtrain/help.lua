@@ -65,6 +65,7 @@ xt.var(t)  y:backward()  xt.grad  xt.no_grad  xt.checkpoint           gradients
 xt.nn  xt.models  xt.optim  xt.schedule  xt.data  xt.tokenizer        the library
 xt.recipe  xt.hf  xt.safetensors  xt.json  xt.debug
 
+NAME?                help on it, in the prompt; Tab completes names, fields, options, files
 xt.help "ops"        all ops with a line each
 xt.help "softmax"    one op, function or module by its name; also xt.help(xt.nn.linear)]]
 

@@ -30,6 +30,18 @@ local function without_local(text)
   if names then return names .. value end
 end
 
+-- `x = f(); x`: statements with an expression at their end, which is the result. A chunk, or nil.
+local function with_last_value(text, env)
+  local places = {}
+  for at in text:gmatch "()[;\n]" do places[#places + 1] = at end
+  for i = #places, math.max(1, #places - 20), -1 do
+    local rest = text:sub(places[i] + 1)
+    local chunk = rest:find "%S"
+      and load(text:sub(1, places[i]) .. "return " .. rest, "=prompt", "t", env)
+    if chunk then return chunk end
+  end
+end
+
 -- compile(text, env) -> function; or nil, message, and whether more lines may make it whole. An
 -- expression is tried first; = before it is Lua 5.1's way to say so.
 function M.compile(text, env)
@@ -42,7 +54,11 @@ function M.compile(text, env)
   local as_statement
   chunk, as_statement = load(text, "=prompt", "t", env)
   if chunk then return chunk end
-  local open = as_expression:find "<eof>$" or as_statement:find "<eof>$"
+  chunk = with_last_value(text, env)
+  if chunk then return chunk end
+  -- "syntax error near <eof>" is a value that is neither called nor kept: no more lines help.
+  local open = as_expression:find "<eof>$"
+    or as_statement:find "<eof>$" and not as_statement:find "syntax error near <eof>$"
   local first = text:match "^%s*([%a_]*)"
   local message = as_statement
   if not STATEMENTS[first] and not text:find "^[%w_.:%[%]\"', ]+=[^=]" then message = as_expression
@@ -70,10 +86,19 @@ local function line_of(path, number)
   file:close()
 end
 
--- source_line(source, line) -> "    7 | the line", or nil: for "@file" sources.
+-- source_line(source, line) -> "    7 | the line", or nil: of "@file" and of the library.
 function M.source_line(source, number)
-  local path = source:match "^@(.+)$"
-  local text = path and number and number > 0 and line_of(path, number)
+  if not number or number < 1 then return nil end
+  local path, module, text = source:match "^@(.+)$", source:match "^=(xtrain%..+)$", nil
+  if module then
+    local n = 0
+    for line in ((core.source(module) or "") .. "\n"):gmatch "([^\n]*)\n" do
+      n = n + 1
+      if n == number then text = line end
+    end
+  else
+    text = path and line_of(path, number)
+  end
   return text and ("%6d | %s"):format(number, text) or nil
 end
 
@@ -83,13 +108,15 @@ function M.report(message, level)
   if type(message) ~= "string" then message = inspect.text(message) end
   local lines = { message }
   local path, number = message:match "^(.-):(%d+): "
-  local frames = {}
+  local frames, last = {}, nil
   for at = (level or 1) + 1, 200 do
     local info = debug.getinfo(at, "Slnf")
     if not info or info.func == M.protected then break end
     if info.currentline > 0 and not is_library(info.source)
       and info.source:sub(1, 1) ~= "[" then
-      frames[#frames + 1] = info
+      local again = last and last.func == info.func and last.currentline == info.currentline
+      if not again then frames[#frames + 1] = info end -- a recursion is told once
+      last = info
     end
     if info.source == "=prompt" and info.what == "main" then break end
   end

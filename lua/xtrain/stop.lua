@@ -153,11 +153,11 @@ local function frame_name(frame)
 end
 
 -- The stack with an arrow at the chosen frame; what is the library's or C is left out, unless it
--- was chosen.
-function stack:where()
+-- was chosen, or `all` is wanted.
+function stack:where(all)
   local lines = {}
   for at, frame in ipairs(self.frames) do
-    if (frame.users or at == self.at) and #lines < MOST_SHOWN then
+    if (all or frame.users or at == self.at) and #lines < MOST_SHOWN then
       lines[#lines + 1] = ("%s %d  %s"):format(at == self.at and "->" or "  ", at,
         frame_name(frame))
       if at == self.at then lines[#lines + 1] = prompt.source_line(frame.source, frame.line) end
@@ -200,7 +200,8 @@ end
 -- ---- the prompt --------------------------------------------------------------------------------
 
 local HELP = [[
-where            the stack, and the line that runs next; up, down, frame N choose another frame
+where [all]      the stack, and the line that runs next; all: with the library's functions
+up, down         choose another of your frames; frame N any one, the library's too
 locals           the variables of the frame; any name shows or changes one:  lr = 1e-4
 continue [N]     go on; with N, stop again after N steps
 quit             end the program
@@ -210,7 +211,7 @@ local CANNOT = "after an error there is no way on: quit leaves, and the status i
 
 local function commands(self, ended)
   return {
-    where = function() return self:where() end,
+    where = function(_, which) return self:where(which == "all") end,
     up = function() return self:move(1) end,
     down = function() return self:move(-1) end,
     locals = function() return self:locals() end,

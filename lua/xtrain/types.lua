@@ -1915,7 +1915,7 @@ function optimizer:state() end
 ---@return xt.tensor
 function optimizer:step(lr, options) end
 
---- Forgets the gradients; their buffers are kept for the next backward.
+--- Forgets the gradients.
 function optimizer:zero_grad() end
 
 --- export(name, tensor or table of named tensors): a result. What was written to the state since the
@@ -1959,10 +1959,11 @@ function graph:exports() end
 ---@return table[]
 function graph:inputs() end
 
---- memory([export [, fed]]): bytes of a run, known before it: values, outputs, copies that kernels
---- need of inputs that do not lie as they want, `scratch` of kernels (measured by runs so far), and
---- the peak, their sum. Without an export: by export.
---- With {measure = true}, `scratch` is measured by one run on defaults and a copy of the state.
+--- memory([export [, fed [, {measure = true}]]]): bytes of a run: `values`, all that lives in it
+--- alone, kernels' scratch included; outputs; copies that kernels need of inputs that do not lie as
+--- they want; a backup of state that could not be written last; and the peak, their sum. Scratch is
+--- known after a run: unless there was one, or measure is false, one is made on stand-ins, and
+--- nothing is changed by it. Without an export: of each, and without such a run.
 ---@param name string
 ---@param fed? any
 ---@param options? {measure?: boolean}

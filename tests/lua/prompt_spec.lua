@@ -39,6 +39,9 @@ describe("an entry", function()
     assert.is_nil((evaluate { "x = 4" }))
     assert.are.equal("8", evaluate { "x = 4", "x * 2" })
     assert.is_nil((evaluate { "" }))
+    assert.are.equal("5\t6", evaluate { "x = 5; x, x + 1" })
+    assert.are.equal("2", evaluate { "local n = 0\nfor i = 1, 2 do n = n + 1 end\nn" })
+    has("syntax error near <eof>", (evaluate { "x = 1 y" }))
   end)
 
   it("keeps its first result in _", function()
@@ -82,6 +85,9 @@ describe("an entry", function()
       .. "     3 |   return x + nil\n"
       .. ("  from %s:6\n"):format(path)
       .. "     6 |   local y = f.inner(x)", text)
+    text = evaluate { "function deep(n) return deep(n + 1) + 1 end", "deep(1)" }
+    has("stack overflow", text)
+    assert.is_true(select(2, text:gsub("\n", "")) < 5, text)
     has("prompt:1: matmul: a is 3x4, b is 5x2", evaluate({ "a:matmul(b)" },
       { a = xt.zeros { 3, 4 }, b = xt.zeros { 5, 2 } }))
   end)
@@ -335,7 +341,7 @@ describe("xtrain FILE --prompt", function()
     in_folder(function(dir)
       write(dir .. "/r.lua", text)
       write(dir .. "/in", table.concat(entries, "\n") .. "\n")
-      local command = "cd %s && XT_HISTORY= %s r.lua out=run %s --prompt <in >out 2>err"
+      local command = "cd %s && LD_PRELOAD= XT_HISTORY= %s r.lua out=run %s --prompt <in >out 2>err"
       local _, _, code = os.execute(command:format(dir, program, words or ""))
       out, err, status = read(dir .. "/out"), read(dir .. "/err"), code
     end)
@@ -381,6 +387,15 @@ describe("xtrain FILE --prompt", function()
     assert.are.equal(1, status)
   end)
 
+  it("shows the library's functions, too, when asked", function()
+    local out = run("local xt = require 'xtrain'\nlocal l = xt.nn.linear { d_in = 2, d_out = 3 }\n"
+      .. "l(xt.ones { 4, 5 })", { "where", "where all", "frame 2", "locals", "quit" })
+    has("-> ", out)
+    has("r.lua:3 the file", (out:gsub("  ", " ")))
+    has("xtrain.nn:", out)
+    has("x = f32 4x5 cpu", out)
+  end)
+
   it("opens at the end of the file, with its locals", function()
     local out, _, status = run("#!/bin/xtrain\nlocal answer = 41 -- the end", { "answer + 1" })
     has("the end of r.lua", out)
@@ -401,7 +416,7 @@ describe("Ctrl-C", function()
   -- A program that sends it to itself; popen, since system() would ignore it meanwhile.
   local function run(code)
     local out = os.tmpname()
-    os.execute(("%s -e %s > %s 2>&1"):format(program, quote([[
+    os.execute(("LD_PRELOAD= %s -e %s > %s 2>&1"):format(program, quote([[
       local function press() io.popen("kill -INT $PPID"):close() end
       local function attempt(fn) print(pcall(fn)) end
     ]] .. code), out))
@@ -431,6 +446,27 @@ describe("Ctrl-C", function()
       print(steps)
     ]]
     assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\n1000.0\n$", text)
+  end)
+
+  it("lets a backward add all of its gradients", function()
+    local text = run [[
+      local x = xt.var(xt.randn({ 4, 4 }, { seed = 1 }))
+      local y = (x:matmul(x):exp() + x):sum()
+      y:backward { retain = true }
+      y:backward { retain = true }
+      local twice = x.grad:digest()
+      x:zero_grad()
+      y:backward { retain = true }
+      local pressed = 0
+      xt.debug.watch("exp", function() -- in the middle of the backward
+        if pressed == 0 then press() end
+        pressed = pressed + 1
+        for i = 1, 1000 do local _ = i end
+      end, { activations = false })
+      attempt(function() y:backward { retain = true } while true do end end)
+      print(pressed > 0, x.grad:digest() == twice)
+    ]]
+    assert.is_truthy(text:find "^false\t%(command line%):%d+: interrupted\ntrue\ttrue\n$", text)
   end)
 
   it("in an update of parameters changes all of them or none", function()
@@ -532,7 +568,7 @@ describe("the prompt in a terminal", function()
     end, { history = "x = 1\nxt.version\ny = 2\n" })
   end)
 
-  it("is stopped by Ctrl-C in Lua, between ops and in a backward, and leaves all whole", function()
+  it("is stopped by Ctrl-C in Lua, between ops and backwards, and leaves all whole", function()
     in_terminal("", function(send, wait)
       wait "\n>"
       send({ "print('g' .. 'o') while true do end", "Enter" }, "\ngo")
