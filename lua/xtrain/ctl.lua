@@ -3,6 +3,7 @@
 -- The run's folder has a folder .ctl while the run goes on. `running` in it says which process that
 -- is; NAME.request holds a wish, which the run reads at its next step boundary, and NAME.reply what
 -- came of it. All are written beside and renamed, so none is ever seen in part.
+local changed = require "xtrain.changed"
 local edits = require "xtrain.edits"
 local options_text = require "xtrain.options_text"
 local file = require "xtrain.core.file"
@@ -150,7 +151,7 @@ function M.open(run)
   file.remove_tree(folder)
   file.mkdir(folder)
   file.write_atomic(folder .. "/running", json.encode(myself()))
-  run.own.heard = {}
+  run.own.heard, run.own.asked = {}, changed(folder)
 end
 
 -- The run ends. Answers stay until they are read.
@@ -182,6 +183,7 @@ function M.boundary(run)
   local own, stop = run.own, false
   if not own.heard then return false end
   finish(run)
+  if not own.asked() then return false end
   each_request(run, function(name, request)
     local command, result = commands[request.command]
     if not command then

@@ -9,6 +9,7 @@
 -- once. edits.lua records what was taken.
 local xt = require "xtrain"
 local active = require "xtrain.active"
+local changed = require "xtrain.changed"
 local edits = require "xtrain.edits"
 local options = require "xtrain.options"
 local file = require "xtrain.core.file"
@@ -91,8 +92,9 @@ local function live(path)
   end
   -- once: values for one step alone; set: names that ctl has set since the text was read.
   local state = { path = path, load = loader(path), once = {}, set = {} }
-  function state.read()
-    return file.exists(path) and file.read(path) or nil
+  local has_changed = changed(path)
+  function state.read() -- the text, or nil where it is as it was
+    return has_changed() and file.read(path) or nil
   end
   state.text = edits.first_text(run, path)
   if not state.text then

@@ -5,7 +5,7 @@ local spec = xt.spec
 local file = require "xtrain.core.file"
 
 local SMALL = { vocab = 40, dim = 16, layers = 2, heads = 2, kv_heads = 2, head_dim = 8, ffn = 24,
-  hidden = 8, seq = 12, batch = 2 }
+  hidden = 8, seq = 12, batch = 2, global_batch = 2 }
 
 local function tokens(seed)
   return xt.cast(xt.rand({ 2, 12 }, { seed = seed }) * 39, "i32")

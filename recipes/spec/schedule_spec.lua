@@ -9,6 +9,10 @@ local file = require "xtrain.core.file"
 local PEAK, MIN, STEPS = 6e-4, 6e-5, 36000
 local WARMUP = STEPS // 20
 
+-- A size at which a step takes no time, for the options a recipe has.
+local SMALL = { vocab = 40, dim = 16, layers = 2, heads = 2, kv_heads = 2, head_dim = 8, ffn = 24,
+  hidden = 8, seq = 12, batch = 2, global_batch = 2 }
+
 describe("the schedule of v8", function()
   local lr
 
@@ -42,11 +46,16 @@ describe("the schedule of v8", function()
     again(5)
     assert.are.equal(late, lr(30000))
   end)
-end)
 
--- A size at which a step takes no time, for the options a recipe has.
-local SMALL = { vocab = 40, dim = 16, layers = 2, heads = 2, kv_heads = 2, head_dim = 8, ffn = 24,
-  hidden = 8, seq = 12, batch = 2 }
+  if file.exists "recipes/v8.lua" then
+    it("is what recipes/v8.lua trains with", function()
+      assert.are.equal(STEPS, spec.options_of("recipes/v8.lua").steps)
+      local made = spec.trial("recipes/v8.lua", { steps = 3, fit = SMALL, made_up = true,
+        options = { steps = STEPS } })
+      for step = 1, 3 do assert.are.equal(lr(step), made.steps[step].lr) end
+    end)
+  end
+end)
 
 for _, name in ipairs(file.list "recipes") do
   local path = "recipes/" .. name
