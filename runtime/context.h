@@ -30,6 +30,17 @@ struct xt_pool {
     void *free_list[XT_SIZE_CLASSES];
 };
 
+#define XT_SCRATCH_ALIGN 256 /* as the allocators of devices align */
+
+/* Where a kernel that a graph runs finds its scratch: last in, first out. */
+struct xt_scratch_room {
+    bool on; /* a graph runs, on this device */
+    enum xt_device device;
+    char *base;        /* in the run's arena; NULL: not known yet how much is wanted */
+    size_t bytes;      /* room from there */
+    size_t used, most; /* by the kernel that runs; what it had at most */
+};
+
 struct xt_arena; /* pool.c: the cache of a device whose memory the host cannot touch */
 
 struct xt_ctx {
@@ -67,6 +78,7 @@ struct xt_ctx {
     int64_t live;    /* host objects and storages */
     int64_t fail_in; /* allocations until one fails; 0: never */
     bool poison, no_cache, collecting;
+    struct xt_scratch_room scratch;
 
     /* backend.c */
     const struct xt_backend *backend[XT_DEVICE_COUNT]; /* NULL: not open */

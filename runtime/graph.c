@@ -327,15 +327,20 @@ enum xt_status xt_graph_check_read(struct xt_ctx *ctx, const struct xt_tensor *t
 
 /* ---- inputs, exports, state ------------------------------------------------------------------ */
 
-static bool all_ones(struct xt_ctx *ctx, struct xt_tensor *t) {
-    if (!xt_dtype_is_float(t->dtype) || xt_numel(t) == 0) return false;
-    int64_t index[XT_MAX_DIMS] = {0};
-    for (int64_t n = xt_numel(t); n > 0; n--) {
-        double value;
-        if (xt_tensor_get(ctx, t, index, &value) != XT_OK || value != 1) return false;
-        for (int d = t->ndim - 1; d >= 0 && ++index[d] == t->shape[d]; d--) index[d] = 0;
+/* By two reductions where t lies: reading it element by element would be slow on a device. */
+static enum xt_status all_ones(struct xt_ctx *ctx, struct xt_tensor *t, bool *out) {
+    static const char *const names[] = {"amin", "amax"};
+    *out = xt_dtype_is_float(t->dtype) && xt_numel(t) > 0;
+    for (int i = 0; i < 2 && *out; i++) {
+        struct xt_tensor *most;
+        double value = 0;
+        XT_TRY(xt_unary(ctx, names[i], t, &most));
+        enum xt_status status = xt_tensor_get(ctx, most, NULL, &value);
+        xt_tensor_release(ctx, most);
+        if (status != XT_OK) return status;
+        *out = value == 1;
     }
-    return true;
+    return XT_OK;
 }
 
 enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
@@ -359,10 +364,11 @@ enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char
         status = xt_apply_name(ctx, "contiguous", &value, 1, &own);
     else
         status = xt_tensor_alias(ctx, value, &own);
+    bool ones = false;
+    if (status == XT_OK && kind == XT_INPUT_DEFAULT) status = all_ones(ctx, own, &ones);
     xt_no_grad_pop(ctx);
-    bool ones = status == XT_OK && kind == XT_INPUT_DEFAULT && all_ones(ctx, own);
     ctx->graph = g;
-    if (status != XT_OK) return status;
+    if (status != XT_OK) goto done;
     XT_GO(xt_tensor_hollow(ctx, &spec, value->storage->device, &box));
     XT_GO(add_root(ctx, g, XT_ROOT_INPUT, box, &r));
     struct xt_graph_root *root = &g->roots[r];
@@ -486,7 +492,6 @@ void xt_graph_end(struct xt_ctx *ctx, struct xt_graph *g) {
         struct xt_leaf *leaf = g->roots[i].leaf;
         if (!leaf) continue;
         take_off(ctx, g, &leaf->grad);
-        take_off(ctx, g, &leaf->buffer);
         take_off(ctx, g, &leaf->copy);
         g->roots[i].leaf = NULL;
         xt_leaf_release(ctx, leaf);

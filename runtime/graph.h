@@ -90,10 +90,11 @@ struct xt_graph {
 
 /* Part of a plan's memory. */
 struct xt_plan_memory {
-    size_t arena;   /* of all values that live only in the run */
+    size_t arena;   /* of all values that live only in the run, and of scratch once it is placed */
     size_t outputs; /* of what the run gives out */
     size_t copies;  /* most that a call needs for inputs that do not lie as its kernel wants */
-    size_t scratch; /* most that a kernel took beside, the copies included; 0 before a run */
+    size_t scratch; /* most that a kernel takes; 0 before a run */
+    bool placed;    /* a run has been seen, and scratch lies in the arena */
     size_t backup;  /* of state that could not be written last */
     int calls, elided, views; /* launched; left out as x * 1; never launched */
 };

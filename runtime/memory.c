@@ -203,14 +203,35 @@ void xt_device_free(struct xt_ctx *ctx, enum xt_device device, void *data, size_
         xt_arena_give(ctx, ctx->arena[device], data);
 }
 
+/* A graph's run places the scratch of its kernels among its values, once it has seen how much each
+   takes; what does not fit after all comes from the allocator. */
 enum xt_status xt_scratch_get(struct xt_ctx *ctx, enum xt_device device, size_t bytes, void **out) {
-    size_t capacity;
+    struct xt_scratch_room *room = &ctx->scratch;
+    size_t capacity, rounded = (bytes + XT_SCRATCH_ALIGN - 1) / XT_SCRATCH_ALIGN * XT_SCRATCH_ALIGN;
+    if (room->on && room->device == device) {
+        if (room->base && rounded <= room->bytes - room->used) {
+            *out = room->base + room->used;
+            room->used += rounded;
+            return XT_OK;
+        }
+        if (!room->base) room->used += rounded;
+        if (room->used > room->most) room->most = room->used;
+    }
     return xt_device_alloc(ctx, device, bytes, out, &capacity);
 }
 
 void xt_scratch_put(struct xt_ctx *ctx, enum xt_device device, void *data, size_t bytes) {
     if (!data) return;
-    size_t capacity;
+    struct xt_scratch_room *room = &ctx->scratch;
+    size_t capacity, rounded = (bytes + XT_SCRATCH_ALIGN - 1) / XT_SCRATCH_ALIGN * XT_SCRATCH_ALIGN;
+    if (room->on && room->device == device) {
+        const size_t at = (size_t)((uintptr_t)data - (uintptr_t)room->base);
+        if (room->base && at < room->bytes) {
+            if (at + rounded == room->used) room->used = at; /* else it stays until the end */
+            return;
+        }
+        if (!room->base) room->used -= rounded;
+    }
     size_class(bytes, &capacity);
     xt_device_free(ctx, device, data, bytes, capacity);
 }

@@ -65,8 +65,11 @@ enum xt_status xt_observe_call(struct xt_ctx *ctx, const struct xt_op *op,
         .out = outputs,
     };
     const struct xt_slot *slot = xt_slot_find(ctx, op);
-    for (int i = 0; i < args->n_inputs && i < 64; i++)
+    for (int i = 0; i < args->n_inputs && i < 64; i++) {
+        const struct xt_tensor *t = args->inputs[i];
         if (xt_slot_writes(slot, i)) seen.written |= UINT64_C(1) << i;
+        if (t && xt_requires_grad(t)) seen.wants |= UINT64_C(1) << i;
+    }
     enum xt_status status = tell(ctx, &seen);
     for (int k = 0; k < n_out && status != XT_OK; k++) {
         xt_tensor_release(ctx, outputs[k]);

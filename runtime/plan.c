@@ -20,6 +20,17 @@ struct step {
     struct xt_tensor *outputs[XT_MAX_OUTPUTS]; /* in the plan; NULL: not wanted */
     struct xt_where where;                     /* the line of the record */
     bool updates;                              /* writes to the state */
+    size_t scratch;                            /* what its kernel takes; known after a run */
+    size_t scratch_at;                         /* where that lies in the arena */
+    enum xt_device device;                     /* where it is launched */
+};
+
+/* What is placed in the arena: the value of a root, or the scratch of a launch. */
+struct item {
+    int root; /* or -1: scratch */
+    enum xt_device device;
+    int first, last; /* launches at which it lives */
+    size_t bytes, at;
 };
 
 /* Where a root of a plan lies. */
@@ -42,13 +53,16 @@ struct xt_plan {
     int n_tensors, cap_tensors;
     int *export_tensor; /* of each value of the export */
     int n_outputs;
-    enum place *place;        /* n_roots */
-    size_t *arena_at;         /* n_roots: bytes from the arena's beginning */
-    struct xt_storage **bind; /* n_roots: during a run */
-    int64_t *bind_at;         /* n_roots: bytes from that storage's beginning */
-    bool *updated;            /* n_roots: states that it writes */
-    bool *lent;               /* n_roots: inputs that it writes */
-    bool backup;              /* something that can fail comes after a write to the state */
+    enum place *place;  /* n_roots */
+    size_t *arena_at;   /* n_roots: bytes from the arena's beginning */
+    struct item *items; /* n_items values, then the scratch of each launch */
+    int n_items;
+    size_t arena_bytes[XT_DEVICE_COUNT]; /* of the block on each device */
+    struct xt_storage **bind;            /* n_roots: during a run */
+    int64_t *bind_at;                    /* n_roots: bytes from that storage's beginning */
+    bool *updated;                       /* n_roots: states that it writes */
+    bool *lent;                          /* n_roots: inputs that it writes */
+    bool backup; /* something that can fail comes after a write to the state */
     struct xt_plan_memory memory;
 };
 
@@ -261,11 +275,13 @@ static void make_steps(struct making *m) {
         memcpy(step->args.attrs, call->attrs, (size_t)call->slot->n_attrs * sizeof *call->attrs);
         memcpy(step->args.ints, call->ints, (size_t)call->n_ints * sizeof *call->ints);
         step->updates = xt_graph_node_updates(g, node);
+        step->device = XT_DEVICE_COUNT;
         for (int k = 0; k < call->n_inputs + call->n_outputs; k++) {
             struct xt_tensor *t = NULL;
             if (node->values[k] >= 0) {
                 t = &plan->tensors[tensor_for(m, node->values[k])];
                 int r = root_of(m, node->values[k]);
+                if (step->device == XT_DEVICE_COUNT) step->device = g->roots[r].device;
                 if (m->first[r] < 0) m->first[r] = p;
                 m->last[r] = p;
                 if (k < call->n_inputs && xt_slot_writes(call->slot, k)) {
@@ -286,19 +302,13 @@ static void make_steps(struct making *m) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static size_t rounded(size_t bytes) {
-    return (bytes + 63) / 64 * 64;
+    return (bytes + XT_SCRATCH_ALIGN - 1) / XT_SCRATCH_ALIGN * XT_SCRATCH_ALIGN;
 }
 
-/* A value to be placed in the arena. */
-struct item {
-    int root, first, last; /* launches at which it lives */
-    size_t bytes, at;
-};
-
 static int by_falling_size(const void *a, const void *b) {
-    const struct item *x = a, *y = b;
+    const struct item *x = *(const struct item *const *)a, *y = *(const struct item *const *)b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    return x->root < y->root ? -1 : 1;
+    return x < y ? -1 : 1;
 }
 
 static int by_place(const void *a, const void *b) {
@@ -306,43 +316,64 @@ static int by_place(const void *a, const void *b) {
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Largest first, each in the lowest gap among those that live at the same time. */
-static enum xt_status place_values(struct xt_ctx *ctx, struct making *m) {
+static void list_values(struct making *m) {
     struct xt_plan *plan = m->plan;
-    const struct xt_graph *g = m->g;
-    size_t item_bytes = (size_t)(g->n_roots + 1) * sizeof(struct item);
-    size_t near_bytes = (size_t)(g->n_roots + 1) * sizeof(struct item *);
-    struct item *items = xt_host_alloc(ctx, item_bytes);
-    struct item **near = xt_host_alloc(ctx, near_bytes);
-    int n = 0;
-    if (!items || !near) {
-        xt_host_free(ctx, items, item_bytes);
-        xt_host_free(ctx, near, near_bytes);
-        return XT_MEMORY;
-    }
-    for (int r = 0; r < g->n_roots; r++) {
-        const struct xt_graph_root *root = &g->roots[r];
-        if (plan->place[r] == OUTPUT) plan->memory.outputs += root->bytes;
+    for (int r = 0; r < m->g->n_roots; r++) {
+        size_t bytes = m->g->roots[r].bytes;
+        if (plan->place[r] == OUTPUT) plan->memory.outputs += bytes;
         if (plan->place[r] != ARENA) continue;
-        items[n++] = (struct item){r, m->first[r], m->last[r], rounded(root->bytes), 0};
+        plan->items[plan->n_items++] = (struct item){.root = r,
+                                                     .device = m->g->roots[r].device,
+                                                     .first = m->first[r],
+                                                     .last = m->last[r],
+                                                     .bytes = rounded(bytes ? bytes : 1)};
     }
-    qsort(items, (size_t)n, sizeof *items, by_falling_size);
-    for (int i = 0; i < n; i++) {
-        int k = 0;
-        for (int j = 0; j < i; j++)
-            if (items[j].first <= items[i].last && items[i].first <= items[j].last)
-                near[k++] = &items[j];
-        qsort(near, (size_t)k, sizeof(struct item *), by_place);
-        size_t at = 0;
-        for (int j = 0; j < k && near[j]->at < at + items[i].bytes; j++)
-            if (near[j]->at + near[j]->bytes > at) at = near[j]->at + near[j]->bytes;
-        items[i].at = at;
-        plan->arena_at[items[i].root] = at;
-        if (at + items[i].bytes > plan->memory.arena) plan->memory.arena = at + items[i].bytes;
+}
+
+/* Largest first, each in the lowest gap among those that live at the same time. */
+static enum xt_status place_items(struct xt_ctx *ctx, struct xt_plan *plan) {
+    int n = plan->n_items;
+    for (int p = 0; p < plan->n_nodes && plan->memory.placed; p++)
+        if (plan->steps[p].scratch)
+            plan->items[n++] = (struct item){.root = -1,
+                                             .device = plan->steps[p].device,
+                                             .first = p,
+                                             .last = p,
+                                             .bytes = rounded(plan->steps[p].scratch)};
+    size_t bytes = ((size_t)n + 1) * sizeof(struct item *);
+    struct item **order = xt_host_alloc(ctx, bytes), **near = xt_host_alloc(ctx, bytes);
+    if (order && near) {
+        size_t most[XT_DEVICE_COUNT] = {0};
+        for (int i = 0; i < n; i++) order[i] = &plan->items[i];
+        qsort(order, (size_t)n, sizeof *order, by_falling_size);
+        for (int i = 0; i < n; i++) {
+            struct item *own = order[i];
+            size_t at = 0;
+            int k = 0;
+            for (int j = 0; j < i; j++)
+                if (order[j]->first <= own->last && own->first <= order[j]->last &&
+                    order[j]->device == own->device)
+                    near[k++] = order[j];
+            qsort(near, (size_t)k, sizeof *near, by_place);
+            for (int j = 0; j < k && near[j]->at < at + own->bytes; j++)
+                if (near[j]->at + near[j]->bytes > at) at = near[j]->at + near[j]->bytes;
+            own->at = at;
+            if (own->root >= 0)
+                plan->arena_at[own->root] = at;
+            else
+                plan->steps[own->first].scratch_at = at;
+            if (at + own->bytes > most[own->device]) most[own->device] = at + own->bytes;
+        }
+        plan->memory.arena = 0;
+        for (int d = 0; d < XT_DEVICE_COUNT; d++) {
+            plan->arena_bytes[d] = most[d];
+            plan->memory.arena += most[d];
+        }
     }
-    xt_host_free(ctx, items, item_bytes);
-    xt_host_free(ctx, near, near_bytes);
-    return XT_OK;
+    enum xt_status status = order && near ? XT_OK : XT_MEMORY;
+    xt_host_free(ctx, order, bytes);
+    xt_host_free(ctx, near, bytes);
+    return status;
 }
 
 static void find_places(struct making *m) {
@@ -393,6 +424,7 @@ static void find_places(struct making *m) {
 
 static void free_plan(struct xt_ctx *ctx, struct xt_plan *plan) {
     DROP(fed, plan->n_inputs);
+    DROP(items, plan->n_roots + plan->n_nodes);
     DROP(order, plan->n_nodes);
     DROP(steps, plan->n_nodes);
     DROP(in, plan->n_in);
@@ -419,7 +451,6 @@ void xt_plan_free(struct xt_ctx *ctx, struct xt_plan *plan) {
 
 static enum xt_status fill_plan(struct xt_ctx *ctx, struct making *m) {
     struct xt_plan *plan = m->plan;
-    const struct xt_graph *g = m->g;
     leave_out(m);
     find_needed(m);
     plan->order = ARRAY(plan->n_nodes, int);
@@ -429,8 +460,10 @@ static enum xt_status fill_plan(struct xt_ctx *ctx, struct making *m) {
     XT_TRY(find_order(ctx, m));
     make_steps(m);
     find_places(m);
-    (void)g;
-    return place_values(ctx, m);
+    plan->items = ARRAY(m->g->n_roots + plan->n_nodes, struct item);
+    if (!plan->items) return XT_MEMORY;
+    list_values(m);
+    return place_items(ctx, plan);
 }
 
 static enum xt_status make_plan(struct xt_ctx *ctx, struct xt_graph *g, int e, const bool *fed,
@@ -547,12 +580,20 @@ static bool same_as(const struct xt_tensor *a, const struct xt_tensor *b) {
            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
 }
 
+/* "input 'x' (recipe.lua:12)", "state 'norm.weight'" */
+static const char *who_is(const struct xt_graph_root *root, char *text, size_t bytes) {
+    if (root->kind == XT_ROOT_INPUT)
+        snprintf(text, bytes, "input '%s' (%s:%d)", root->name,
+                 root->where.file ? root->where.file : "?", root->where.line);
+    else
+        snprintf(text, bytes, "state '%s'", root->name);
+    return text;
+}
+
 /* What stands for a root in this run, after it has been checked. */
 static enum xt_status source_of(struct xt_ctx *ctx, const struct xt_graph_root *root,
                                 struct xt_tensor *given, struct xt_tensor **out) {
-    char got[128], want[128];
-    const char *kind = root->kind == XT_ROOT_INPUT ? "input" : "state";
-    const char *file = root->where.file ? root->where.file : "";
+    char got[128], want[128], who[300];
     if (root->kind == XT_ROOT_CONST && root->tensor->storage->version != root->version) {
         const struct xt_where *wrote = &root->tensor->storage->wrote;
         return xt_fail(ctx, XT_STATE, "a constant of the graph (%s) was changed in place at %s:%d",
@@ -561,27 +602,27 @@ static enum xt_status source_of(struct xt_ctx *ctx, const struct xt_graph_root *
     }
     *out = given ? given : root->tensor;
     if (!given && root->required)
-        return xt_fail(ctx, XT_ARGUMENT,
-                       "input '%s' (%s:%d) is required and was not fed, wanted %s", root->name,
-                       file, root->where.line, xt_describe(root->tensor, want, sizeof want));
+        return xt_fail(ctx, XT_ARGUMENT, "%s is required and was not fed, wanted %s",
+                       who_is(root, who, sizeof who), xt_describe(root->tensor, want, sizeof want));
     if (!given) return XT_OK;
     if (given->storage->hollow)
-        return xt_fail(ctx, XT_STATE, "%s '%s' is given a value of a recorded graph", kind,
-                       root->name);
+        return xt_fail(ctx, XT_STATE, "%s is given a value of a recorded graph",
+                       who_is(root, who, sizeof who));
     if (given->storage->device != root->device)
-        return xt_fail(ctx, XT_DEVICE, "%s '%s' (%s:%d) is on %s, wanted %s", kind, root->name,
-                       file, root->where.line, ctx->backend[given->storage->device]->name,
+        return xt_fail(ctx, XT_DEVICE, "%s is on %s, wanted %s", who_is(root, who, sizeof who),
+                       ctx->backend[given->storage->device]->name,
                        ctx->backend[root->device]->name);
     if (!same_as(given, root->tensor))
         return xt_fail(ctx, given->dtype != root->tensor->dtype ? XT_DTYPE : XT_SHAPE,
-                       "%s '%s' (%s:%d) is %s, wanted %s", kind, root->name, file, root->where.line,
+                       "%s is %s, wanted %s", who_is(root, who, sizeof who),
                        xt_describe(given, got, sizeof got),
                        xt_describe(root->tensor, want, sizeof want));
-    if (root->lent && !xt_is_contiguous(given))
-        return xt_fail(ctx, XT_ARGUMENT, "input '%s' (%s:%d) is lent and is not contiguous",
-                       root->name, file, root->where.line);
-    if (root->kind == XT_ROOT_STATE && xt_is_contiguous(root->tensor) && !xt_is_contiguous(given))
-        return xt_fail(ctx, XT_ARGUMENT, "state '%s' is a view that is not contiguous", root->name);
+    bool whole = root->lent || (root->kind == XT_ROOT_STATE && xt_is_contiguous(root->tensor));
+    if (whole && !xt_is_contiguous(given))
+        return xt_fail(ctx, XT_ARGUMENT,
+                       "%s is written in place and is given a tensor that is "
+                       "not contiguous",
+                       who_is(root, who, sizeof who));
     return XT_OK;
 }
 
@@ -596,12 +637,13 @@ struct running {
 /* What is written may not be what anything else of the run reads. */
 static enum xt_status check_lent(struct xt_ctx *ctx, const struct running *run, int r) {
     const struct xt_graph_root *roots = run->g->roots;
+    char who[300];
     for (int s = 0; s < run->g->n_roots; s++) {
         const struct xt_tensor *other = run->sources[s];
         if (s == r || !other || other->storage != run->sources[r]->storage) continue;
-        return xt_fail(ctx, XT_ARGUMENT, "input '%s' (%s:%d) is lent and shares its bytes with %s",
-                       roots[r].name, roots[r].where.file ? roots[r].where.file : "?",
-                       roots[r].where.line, roots[s].name ? roots[s].name : "a constant");
+        return xt_fail(ctx, XT_ARGUMENT, "%s is lent and shares its bytes with %s",
+                       who_is(&roots[r], who, sizeof who),
+                       roots[s].name ? roots[s].name : "a constant");
     }
     return XT_OK;
 }
@@ -652,27 +694,43 @@ static void bind_tensors(const struct xt_plan *plan) {
     }
 }
 
-static enum xt_status run_steps(struct xt_ctx *ctx, struct xt_plan *plan) {
-    struct xt_memory *memory = &ctx->memory[ctx->device];
+static enum xt_status run_steps(struct xt_ctx *ctx, struct xt_plan *plan,
+                                struct xt_storage *const *arena) {
+    struct xt_scratch_room *room = &ctx->scratch;
+    bool placed = plan->memory.placed;
+    enum xt_status status = XT_OK;
+    room->on = true;
     for (int p = 0; p < plan->n_nodes; p++) {
         struct step *step = &plan->steps[p];
-        size_t live = memory->live_bytes, peak = memory->peak_bytes;
         ctx->fixed_where = step->where;
-        memory->peak_bytes = live;
-        enum xt_status status = xt_launch_ready(ctx, step->slot, &step->args, step->outputs);
-        if (memory->peak_bytes - live > plan->memory.scratch)
-            plan->memory.scratch = memory->peak_bytes - live;
-        if (memory->peak_bytes < peak) memory->peak_bytes = peak;
-        if (status != XT_OK) {
-            char who[200];
-            snprintf(who, sizeof who, "%s made at %s:%d", step->slot->op->name,
-                     step->where.file ? step->where.file : "?", step->where.line);
-            ctx->fixed_where = (struct xt_where){0};
-            return xt_fail_in(ctx, status, who);
-        }
+        room->device = step->device;
+        room->base =
+            placed && step->scratch ? (char *)arena[step->device]->data + step->scratch_at : NULL;
+        room->bytes = step->scratch;
+        room->used = room->most = 0;
+        status = xt_launch_ready(ctx, step->slot, &step->args, step->outputs);
+        if (!placed) step->scratch = room->most;
+        if (room->most > plan->memory.scratch) plan->memory.scratch = room->most;
+        if (status == XT_OK) continue;
+        char who[200];
+        snprintf(who, sizeof who, "%s made at %s:%d", step->slot->op->name,
+                 step->where.file ? step->where.file : "?", step->where.line);
+        ctx->fixed_where = (struct xt_where){0};
+        status = xt_fail_in(ctx, status, who);
+        break;
     }
     ctx->fixed_where = (struct xt_where){0};
-    return XT_OK;
+    *room = (struct xt_scratch_room){0};
+    return status;
+}
+
+/* After the first run that came to its end: scratch has its place among the values. */
+static enum xt_status place_scratch(struct xt_ctx *ctx, struct xt_plan *plan) {
+    if (plan->memory.placed) return XT_OK;
+    plan->memory.placed = true;
+    enum xt_status status = place_items(ctx, plan);
+    plan->memory.placed = status == XT_OK;
+    return status;
 }
 
 /* Before the run: the tensors around what it makes or was lent. After it: copies of the rest. */
@@ -693,7 +751,7 @@ enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
                             struct xt_tensor **outputs) {
     if (ctx->graph) return xt_fail(ctx, XT_STATE, "a graph cannot run while one is recorded");
     struct running run = {.g = g};
-    struct xt_storage *arena = NULL;
+    struct xt_storage *arena[XT_DEVICE_COUNT] = {NULL};
     size_t bytes = ((size_t)g->n_roots + 1) * sizeof(struct xt_tensor *);
     size_t fed_bytes = ((size_t)g->n_inputs + 1) * sizeof(bool);
     size_t made_bytes = ((size_t)g->exports[e].n + 1) * sizeof(struct xt_tensor *);
@@ -709,10 +767,12 @@ enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
     XT_GO(xt_plan_get(ctx, g, e, fed, &plan));
     run.plan = plan;
     XT_GO(bind_outside(ctx, &run, feeds, state));
-    XT_GO(xt_storage_new(ctx, ctx->device, plan->memory.arena, &arena));
+    for (int d = 0; d < XT_DEVICE_COUNT; d++)
+        if (plan->arena_bytes[d])
+            XT_GO(xt_storage_new(ctx, (enum xt_device)d, plan->arena_bytes[d], &arena[d]));
     for (int r = 0; r < g->n_roots; r++) {
         if (plan->place[r] == ARENA) {
-            plan->bind[r] = arena;
+            plan->bind[r] = arena[g->roots[r].device];
             plan->bind_at[r] = (int64_t)plan->arena_at[r];
         } else if (plan->place[r] == OUTPUT) {
             plan->bind[r] = NULL;
@@ -723,12 +783,13 @@ enum xt_status xt_graph_run(struct xt_ctx *ctx, struct xt_graph *g, int e,
     bind_tensors(plan);
     XT_GO(give_outputs(ctx, g, plan, false, made));
     ran = true;
-    XT_GO(run_steps(ctx, plan));
+    XT_GO(run_steps(ctx, plan, arena));
     XT_GO(give_outputs(ctx, g, plan, true, made));
     for (int r = 0; r < g->n_roots; r++)
         if ((plan->updated[r] || plan->lent[r]) && run.sources[r])
             xt_storage_written(ctx, run.sources[r]->storage);
     memcpy(outputs, made, (size_t)g->exports[e].n * sizeof *made);
+    place_scratch(ctx, plan); /* tried again after the next run where memory is short */
 done:
     if (status != XT_OK && made)
         for (int i = 0; i < g->exports[e].n; i++) xt_tensor_release(ctx, made[i]);
@@ -742,7 +803,8 @@ done:
         if (plan) plan->bind[r] = NULL;
         if (run.sources) xt_tensor_release(ctx, run.sources[r]);
     }
-    if (arena) xt_storage_release(ctx, arena);
+    for (int d = 0; d < XT_DEVICE_COUNT; d++)
+        if (arena[d]) xt_storage_release(ctx, arena[d]);
     xt_host_free(ctx, made, made_bytes);
     xt_host_free(ctx, run.backups, bytes);
     xt_host_free(ctx, run.sources, bytes);

@@ -84,14 +84,6 @@ static void drop(struct xt_ctx *ctx, struct xt_segment *s) {
     s->dropped = true;
 }
 
-enum xt_status xt_segment_end(struct xt_ctx *ctx, struct xt_segment *segment) {
-    if (!segment) return XT_OK;
-    close_range(ctx, segment);
-    drop(ctx, segment);
-    if (!segment->parent) xt_segment_release(ctx, segment);
-    return XT_OK;
-}
-
 void xt_segment_abort(struct xt_ctx *ctx, struct xt_segment *segment) {
     if (!segment) return;
     close_range(ctx, segment);
@@ -139,6 +131,34 @@ static void find_needed(struct replay *r) {
             if (r->last_use[m] < p) r->last_use[m] = p;
         }
     }
+}
+
+/* Of the values that a selective segment keeps, lets go of those that its replay never reads, such
+   as what it ends with. With segments inside it all stay. */
+static void drop_unread(struct xt_ctx *ctx, struct xt_segment *s) {
+    if (!s->options.selective || s->parent || s->next) return;
+    struct replay r = {.segment = s, .n = s->last - s->first};
+    const size_t n = (size_t)r.n, use_bytes = n * sizeof *r.last_use;
+    r.needed = xt_host_alloc(ctx, n);
+    r.last_use = xt_host_alloc(ctx, use_bytes);
+    const bool known = r.needed && r.last_use; /* without memory to find out, all stay */
+    if (known) find_needed(&r);
+    for (int64_t p = 0; p < r.n && known; p++) {
+        struct xt_call *call = s->owner->calls[s->first + p];
+        for (int k = 0; k < call->n_outputs && !r.needed[p]; k++)
+            release_tensor(ctx, &call->value[k]);
+    }
+    xt_host_free(ctx, r.needed, n);
+    xt_host_free(ctx, r.last_use, use_bytes);
+}
+
+enum xt_status xt_segment_end(struct xt_ctx *ctx, struct xt_segment *segment) {
+    if (!segment) return XT_OK;
+    close_range(ctx, segment);
+    drop(ctx, segment);
+    drop_unread(ctx, segment);
+    if (!segment->parent) xt_segment_release(ctx, segment);
+    return XT_OK;
 }
 
 static struct xt_tensor *input_value(const struct replay *r, const struct xt_call *call, int i) {
@@ -226,6 +246,15 @@ static void refill(const struct replay *r, struct xt_call *call, struct xt_tenso
     }
 }
 
+/* What is held again needs no kept value: it goes when backward has passed its readers. */
+static void drop_values(struct xt_ctx *ctx, struct xt_segment *s) {
+    for (int64_t p = s->first; p < s->last; p++) {
+        struct xt_call *call = s->owner->calls[p];
+        for (int k = 0; k < call->n_outputs && call->segment == s; k++)
+            release_tensor(ctx, &call->value[k]);
+    }
+}
+
 static enum xt_status replay(struct xt_ctx *ctx, struct xt_segment *s) {
     struct replay r = {.segment = s, .n = s->last - s->first};
     size_t n = (size_t)r.n, value_bytes = n * XT_MAX_OUTPUTS * sizeof *r.values;
@@ -254,7 +283,10 @@ static enum xt_status replay(struct xt_ctx *ctx, struct xt_segment *s) {
                 release_tensor(ctx, &r.values[m * XT_MAX_OUTPUTS + k]);
         }
     }
-    if (status == XT_OK) s->dropped = false;
+    if (status == XT_OK) {
+        s->dropped = false;
+        drop_values(ctx, s);
+    }
 done:
     if (r.values)
         for (size_t i = 0; i < n * XT_MAX_OUTPUTS; i++) release_tensor(ctx, &r.values[i]);

@@ -103,7 +103,6 @@ void xt_call_free_body(struct xt_ctx *ctx, struct xt_call *call) {
 void xt_leaf_release(struct xt_ctx *ctx, struct xt_leaf *leaf) {
     if (--leaf->refs) return;
     xt_tensor_release(ctx, leaf->grad);
-    xt_tensor_release(ctx, leaf->buffer);
     xt_tensor_release(ctx, leaf->copy);
     xt_host_free(ctx, leaf, sizeof *leaf);
 }
@@ -299,8 +298,7 @@ struct xt_tensor *xt_grad_of(const struct xt_tensor *t) {
 
 void xt_zero_grad(struct xt_ctx *ctx, struct xt_tensor *t) {
     if (!t->leaf || !t->leaf->grad) return;
-    xt_tensor_release(ctx, t->leaf->buffer);
-    t->leaf->buffer = t->leaf->grad;
+    xt_tensor_release(ctx, t->leaf->grad);
     t->leaf->grad = NULL;
 }
 
@@ -404,14 +402,9 @@ static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struc
 }
 
 /* In a graph a gradient starts from nothing: what an earlier backward left is not the graph's. */
-static enum xt_status check_fresh(struct xt_ctx *ctx, struct xt_leaf *leaf) {
-    if (!ctx->graph) return XT_OK;
-    int64_t first = xt_graph_first_storage(ctx);
-    if (leaf->buffer && leaf->buffer->storage->number <= first) {
-        xt_tensor_release(ctx, leaf->buffer);
-        leaf->buffer = NULL;
-    }
-    if (!leaf->grad || leaf->grad->storage->number > first) return XT_OK;
+static enum xt_status check_fresh(struct xt_ctx *ctx, const struct xt_leaf *leaf) {
+    if (!ctx->graph || !leaf->grad || leaf->grad->storage->number > xt_graph_first_storage(ctx))
+        return XT_OK;
     return xt_fail(ctx, XT_STATE,
                    "a variable has a gradient from before the graph: zero_grad() it first");
 }
@@ -437,8 +430,6 @@ static enum xt_status add_to_leaf(struct xt_ctx *ctx, struct xt_leaf *leaf, stru
         if (status != XT_OK) return status;
         g = own;
     }
-    xt_tensor_release(ctx, leaf->buffer);
-    leaf->buffer = NULL;
     leaf->grad = g;
     return XT_OK;
 }
@@ -500,14 +491,7 @@ enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
     if (leaf->grad) {
         *add = true;
     } else {
-        struct xt_tensor *buffer = leaf->buffer;
-        leaf->buffer = NULL;
-        if (buffer && !sole_owner(buffer)) { /* somebody still reads the old gradient */
-            xt_tensor_release(ctx, buffer);
-            buffer = NULL;
-        }
-        if (!buffer) XT_TRY(xt_tensor_new(ctx, &leaf->spec, leaf->device, &buffer));
-        leaf->grad = buffer;
+        XT_TRY(xt_tensor_new(ctx, &leaf->spec, leaf->device, &leaf->grad));
     }
     leaf->touched = ctx->walk->stamp;
     *target = leaf->grad;
@@ -693,8 +677,7 @@ static void undo(struct xt_ctx *ctx, struct call_list *list) {
         for (int i = 0; i < call->n_inputs; i++) {
             struct xt_leaf *leaf = call->edges[i].leaf;
             if (!leaf || leaf->touched != ctx->walk->stamp || !leaf->grad) continue;
-            xt_tensor_release(ctx, leaf->buffer);
-            leaf->buffer = leaf->grad;
+            xt_tensor_release(ctx, leaf->grad);
             leaf->grad = NULL;
         }
     }

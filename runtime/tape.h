@@ -16,11 +16,10 @@ struct xt_leaf {
     int refs;
     struct xt_spec spec; /* of the variable, and so of its gradient */
     enum xt_device device;
-    struct xt_tensor *grad;   /* NULL: none since the last zero_grad */
-    struct xt_tensor *buffer; /* the gradient's memory, kept by zero_grad for the next one */
-    struct xt_tensor *copy;   /* the compute copy's bytes, without leaf or maker; or NULL */
-    uint64_t copy_version;    /* the master's version when the copy was last written */
-    uint64_t touched;         /* the walk that last wrote grad */
+    struct xt_tensor *grad; /* NULL: none since the last zero_grad */
+    struct xt_tensor *copy; /* the compute copy's bytes, without leaf or maker; or NULL */
+    uint64_t copy_version;  /* the master's version when the copy was last written */
+    uint64_t touched;       /* the walk that last wrote grad */
 };
 
 /* Where an input came from, and so where its gradient goes. */

@@ -253,7 +253,8 @@ bool xt_is_leaf(const struct xt_tensor *t);
 bool xt_requires_grad(const struct xt_tensor *t);
 /* The gradient a backward left on leaf t: borrowed, NULL when none did. Of t's dtype and shape. */
 struct xt_tensor *xt_grad_of(const struct xt_tensor *t);
-void xt_zero_grad(struct xt_ctx *ctx, struct xt_tensor *t); /* makes it NULL; the buffer is kept */
+void xt_zero_grad(struct xt_ctx *ctx, struct xt_tensor *t); /* makes it NULL; the allocator keeps
+                                                               the bytes for the next */
 /* Makes `grad` (or NULL) the gradient of leaf t. Shape and dtype must be t's. */
 enum xt_status xt_set_grad(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor *grad);
 enum xt_status xt_detach(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out);
@@ -325,6 +326,7 @@ struct xt_seen {
     bool as_values;           /* of a backward: it is xt_grad, which leaves variables alone */
     int n_in, n_out;
     uint64_t written; /* mask of the inputs that a call has written, of the first 64 */
+    uint64_t wants;   /* mask of the inputs of a call that carry a gradient, likewise */
     struct xt_tensor *const *in, *const *out;           /* of a record: what it kept */
     struct xt_tensor *const *grad_in, *const *grad_out; /* of a record */
     const struct xt_source *from;                       /* n_in, of a record */

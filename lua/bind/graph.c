@@ -321,7 +321,7 @@ static int exports(lua_State *L) {
 }
 
 /* graph_plan(g, export, fed) -> {records = node numbers, roots = numbers needed, arena, outputs,
-   copies, scratch, backup, calls, elided}. fed: place of input -> true. */
+   copies, scratch, placed, backup, calls, elided}. fed: place of input -> true. */
 static int plan(lua_State *L) {
     struct xtbind *b = bind_of(L);
     struct xt_graph *g = graph_at(L, 1);
@@ -357,6 +357,8 @@ static int plan(lua_State *L) {
     set_integer(L, "outputs", (lua_Integer)memory.outputs);
     set_integer(L, "copies", (lua_Integer)memory.copies);
     set_integer(L, "scratch", (lua_Integer)memory.scratch);
+    lua_pushboolean(L, memory.placed);
+    lua_setfield(L, -2, "placed");
     set_integer(L, "backup", (lua_Integer)memory.backup);
     set_integer(L, "calls", memory.calls);
     set_integer(L, "elided", memory.elided);

@@ -2,9 +2,9 @@
  * observe.c: the runtime's observer as one Lua function, the trap, statistics, times by op.
  *
  * The function gets a table an event: {kind = "call"|"record"|"end", op, rule, where, number,
- * as_values, written, n_in, n_out, names, inputs, outputs, grads_in, grads_out, leaves, from}.
- * Tensors there share the bytes but have no history; places where there is none are empty. What it
- * raises makes the op fail.
+ * as_values, written, wants, differentiable, n_in, n_out, names, inputs, outputs, grads_in,
+ * grads_out, leaves, from}. Tensors there share the bytes but have no history; places where there
+ * is none are empty. What it raises makes the op fail.
  */
 #include <string.h>
 
@@ -124,6 +124,10 @@ static int call_observer(lua_State *L) {
     if (seen->kind == XT_SEEN_CALL) set_leaves(L, seen->in, seen->n_in);
     lua_pushinteger(L, (lua_Integer)seen->written);
     lua_setfield(L, -2, "written");
+    lua_pushinteger(L, (lua_Integer)seen->wants);
+    lua_setfield(L, -2, "wants");
+    lua_pushboolean(L, seen->op && !(seen->op->flags & XT_NO_GRADIENT));
+    lua_setfield(L, -2, "differentiable");
     if (seen->from) set_sources(L, seen->from, seen->n_in);
     lua_call(L, 1, 0);
     return 0;

@@ -18,7 +18,7 @@ volatile sig_atomic_t xtbind_stop;
 /* Their addresses are keys in the registry. */
 static const char anchor_key = 0, library_key = 1;
 
-#define COLLECT_BYTES ((size_t)64 << 20)
+#define COLLECT_BYTES ((size_t)1 << 20)
 
 struct xtbind *xtbind_of(lua_State *L) {
     lua_rawgetp(L, LUA_REGISTRYINDEX, &anchor_key);
@@ -134,7 +134,7 @@ void xtbind_collect(struct xtbind *b, bool all) {
     b->unchecked_bytes = 0;
     count_bytes(b, &made, &live);
     size_t since = made - b->made_bytes;
-    if (!all && since <= (live / 8 > COLLECT_BYTES ? live / 8 : COLLECT_BYTES)) return;
+    if (!all && since <= (live / 32 > COLLECT_BYTES ? live / 32 : COLLECT_BYTES)) return;
     if (b->collecting || !b->main) return;
     b->collecting = true;
     lua_gc(b->main, LUA_GCCOLLECT);
@@ -146,7 +146,7 @@ void xtbind_collect(struct xtbind *b, bool all) {
 void xtbind_collect_soon(struct xtbind *b) {
     size_t made, live;
     count_bytes(b, &made, &live);
-    if (made - b->made_bytes > COLLECT_BYTES / 64) xtbind_collect(b, true);
+    if (made - b->made_bytes > COLLECT_BYTES) xtbind_collect(b, true);
 }
 
 static void collect(void *user) {

@@ -344,13 +344,10 @@ function M.replay(words)
   local plain, o = parse("replay", "RUN --step N [--prompt]", rest, { step = 0 }, 1)
   if not plain then return o end
   if o.step < 1 then return select(2, complain("replay: --step N is missing, N from 1", USAGE)) end
-  local enter
-  if prompt then
-    enter = require("xtrain.stop").stand
-  end
+  local enter = prompt and require("xtrain.stop").stand or nil
   local same, text = require("xtrain.replay").step(plain[1], o.step, enter)
   if same == nil then return select(2, complain("replay: " .. text, FAILED)) end
-  return tell("replay", same, text)
+  return prompt and DONE or tell("replay", same, text)
 end
 
 -- ---- ctl ---------------------------------------------------------------------------------------

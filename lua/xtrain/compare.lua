@@ -79,16 +79,6 @@ local function difference(a, b)
   return size > 0 and worst / size or math.huge, element, a[element]:item(), b[element]:item()
 end
 
--- 7 of shape {2, 3, 4} -> "[1][2][3]"
-local function index_text(element, shape)
-  local rest, parts = element - 1, {}
-  for d = #shape, 1, -1 do
-    parts[d] = ("[%d]"):format(rest % shape[d] + 1)
-    rest = rest // shape[d]
-  end
-  return #parts > 0 and table.concat(parts) or "the only one"
-end
-
 -- What a call has made: its results, and the inputs that it wrote. A view makes nothing.
 local function results_of(e)
   local list, given = {}, {}
@@ -166,7 +156,7 @@ function M.compare(fn, a, b, given)
         end
         report.op, report.where, report.rule, report.element = e.op, e.where, e.rule, element
         report.a, report.b, report.difference, report.inputs = left, right, off, before
-        report.index, report.name = index_text(element, mine.shape), name
+        report.index, report.name = observe.index_text(element, mine.shape), name
         report.shapes = { #theirs.value.shape > 0 and table.concat(theirs.value.shape, "x")
           or "scalar", observe.shape_text(mine) }
         return

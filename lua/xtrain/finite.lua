@@ -5,6 +5,7 @@
 -- The micro-batches alone: what else a recipe does in a step happens once. They come out the same
 -- to the bit, since a micro-batch is a pure function of step and number; where they do not, the
 -- report says so.
+local xt = require "xtrain"
 local core = require "xtrain.core"
 
 local M = {}
@@ -43,8 +44,10 @@ local function bad_parameters(own)
   local names = {}
   for _, optimizer in ipairs(own.optimizers) do
     for _, param in ipairs(optimizer.params) do
-      local stats = core.stats(param.tensor)
-      if stats.finite < stats.n then names[#names + 1] = param.name end
+      -- The norm may overflow; to be sure, all elements come to the host.
+      local norm = xt.call("grad_norm", { param.tensor:detach() }):item()
+      local stats = not M.is_finite(norm) and core.stats(param.tensor)
+      if stats and stats.finite < stats.n then names[#names + 1] = param.name end
     end
   end
   if #names == 0 then return nil end

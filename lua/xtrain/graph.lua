@@ -329,31 +329,44 @@ function graph:describe(name, fed)
   return table.concat(lines, "\n")
 end
 
--- memory([export [, fed]]): bytes of a run, known before it: values, outputs, copies that kernels
--- need of inputs that do not lie as they want, `scratch` of kernels (measured by runs so far), and
--- the peak, their sum. Without an export: by export.
--- With {measure = true}, `scratch` is measured by one run on defaults and a copy of the state.
+-- A run on stand-ins: defaults, and copies of the state and of what is lent. It shows how much
+-- scratch each kernel takes, which then gets its place among the values.
+local function try(self, export, set)
+  local feeds, state = {}, {}
+  for _, root in ipairs(self.input_list) do
+    if root.lent then
+      feeds[root.place] = root.tensor:clone()
+    elseif set[root.place] or root.required then
+      feeds[root.place] = root.tensor
+    end
+  end
+  for _, root in ipairs(self.state_list) do state[root.place] = root.tensor:clone() end
+  pcall(core.graph_run, self.handle, export.number, feeds, state) -- defaults may be refused
+  xt.collect()
+end
+
+-- memory([export [, fed [, {measure = true}]]]): bytes of a run: `values`, all that lives in it
+-- alone, kernels' scratch included; outputs; copies that kernels need of inputs that do not lie as
+-- they want; a backup of state that could not be written last; and the peak, their sum. Scratch is
+-- known after a run: unless there was one, or measure is false, one is made on stand-ins, and
+-- nothing is changed by it. Without an export: of each, and without such a run.
 function graph:memory(name, fed, given)
-  local o = options.read("memory", given, { measure = false })
+  local o = options.read("memory", given, { measure = name ~= nil })
   if not name then
     local out = {}
     for _, export in ipairs(self.export_list) do out[export.name] = self:memory(export.name) end
     return out
   end
   local export, set = find_export(self, name), fed_set(self, fed)
-  if o.measure then
-    local feeds, state = {}, {}
-    for _, root in ipairs(self.input_list) do
-      if set[root.place] or root.required then feeds[root.place] = root.tensor end
-    end
-    for _, root in ipairs(self.state_list) do state[root.place] = root.tensor:clone() end
-    pcall(core.graph_run, self.handle, export.number, feeds, state) -- defaults may be refused
-  end
   local plan = core.graph_plan(self.handle, export.number, set)
-  local scratch = math.max(plan.scratch, plan.copies)
-  return { values = plan.arena, outputs = plan.outputs, copies = plan.copies, scratch = scratch,
-    backup = plan.backup, peak = plan.arena + plan.outputs + plan.backup + scratch,
-    calls = plan.calls, elided = plan.elided }
+  if o.measure and not plan.placed then
+    try(self, export, set)
+    plan = core.graph_plan(self.handle, export.number, set)
+  end
+  return { values = plan.arena, outputs = plan.outputs, copies = plan.copies,
+    scratch = plan.scratch, backup = plan.backup,
+    peak = plan.arena + plan.outputs + plan.backup + plan.copies, calls = plan.calls,
+    elided = plan.elided }
 end
 
 -- dot(): the records as a graph for Graphviz.

@@ -66,4 +66,15 @@ end
 -- "f32 2x3: min 0, max 1, mean .5, std .1"
 function M.describe(t) return M.shape_text(t) .. ": " .. core.stats(t).text end
 
+-- The place of an element that is counted in row-major order from 1: 7 of {2, 3, 4} ->
+-- "[1][2][3]".
+function M.index_text(element, shape)
+  local rest, parts = element - 1, {}
+  for d = #shape, 1, -1 do
+    parts[d] = ("[%d]"):format(rest % shape[d] + 1)
+    rest = rest // shape[d]
+  end
+  return #parts > 0 and table.concat(parts) or "the only one"
+end
+
 return M

@@ -398,7 +398,7 @@ function methods:replayed(lr, norm, divisor, norms)
   return norm
 end
 
--- Forgets the gradients; their buffers are kept for the next backward.
+-- Forgets the gradients.
 function methods:zero_grad()
   for _, param in ipairs(self.params) do param.tensor:zero_grad() end
 end

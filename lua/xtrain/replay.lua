@@ -127,7 +127,7 @@ function M.step(run, step, enter)
   local made, message = M.run(run, { from = from, info = base.info, trap = true,
     last = enter and step - 1 or step, stand = enter and stand })
   if not made then return nil, message end
-  if enter then return true, ("%s: replayed to its end"):format(run) end
+  if enter then return true end
   local text, seen = digest_text(run, step, made.chain[step]), made.steps[step]
   return text:find("not what the run was", 1, true) == nil,
     ("%s, %s: step %d: loss %s, grad_norm %s, lr %s, %s"):format(run, start, step,

@@ -1604,13 +1604,15 @@ function xt.debug.fail_allocation(...) end
 
 --- gradcheck(fn, {inputs} [, opts]): compares the gradient of fn, in f64 and along one random
 --- direction, with differences of fn's values; returns true or false, and a report {ok, kinks,
---- analytic, numeric, lines, wrong, right, layers}. Inputs of integer dtypes are passed on as they
---- are. fn may be a model: its parameters are checked as well, in place and put back; it is called
---- as model:loss(...) where it has a loss and there are two inputs or more, else as model(...).
---- Where something is wrong, `wrong` lists for each input or parameter one element: {name, path or
---- input, element, index, gradient, slope}, and `layers` the innermost layers that are wrong by
---- themselves. Where fn has a kink (relu at 0), any slope between left and right passes.
---- Both values are those of fn's result where that is a scalar, else of a fixed sum of its elements.
+--- analytic, numeric, lines, wrong, right, cuts, layers}. Inputs of integer dtypes are passed on as
+--- they are. fn may be a model: its parameters are checked as well, in place and put back; it is
+--- called as model:loss(...) where it has a loss and there are two inputs or more, else as
+--- model(...). Where something is wrong, `wrong` lists for each input or parameter one element:
+--- {name, path or input, element, index, gradient, slope}, `cuts` the calls {op, where, input, name}
+--- that read what depends on an input or parameter and carries no gradient, as after a detach, and
+--- `layers` the innermost layers that are wrong by themselves. Where fn has a kink (relu at 0), any
+--- slope between left and right passes. Both values are those of fn's result where that is a scalar,
+--- else of a fixed sum of its elements.
 --- opts: model (whose parameters fn uses), h = 1e-5 (the step), tol = 1e-5 (relative), seed = 1,
 --- elements = 1000 (checked one by one where there is a kink, of each input).
 ---@param fn function
@@ -1889,7 +1891,7 @@ function optimizer:state() end
 ---@return xt.tensor
 function optimizer:step(lr, options) end
 
---- Forgets the gradients; their buffers are kept for the next backward.
+--- Forgets the gradients.
 function optimizer:zero_grad() end
 
 --- export(name, tensor or table of named tensors): a result. What was written to the state since the
@@ -1933,10 +1935,11 @@ function graph:exports() end
 ---@return table[]
 function graph:inputs() end
 
---- memory([export [, fed]]): bytes of a run, known before it: values, outputs, copies that kernels
---- need of inputs that do not lie as they want, `scratch` of kernels (measured by runs so far), and
---- the peak, their sum. Without an export: by export.
---- With {measure = true}, `scratch` is measured by one run on defaults and a copy of the state.
+--- memory([export [, fed [, {measure = true}]]]): bytes of a run: `values`, all that lives in it
+--- alone, kernels' scratch included; outputs; copies that kernels need of inputs that do not lie as
+--- they want; a backup of state that could not be written last; and the peak, their sum. Scratch is
+--- known after a run: unless there was one, or measure is false, one is made on stand-ins, and
+--- nothing is changed by it. Without an export: of each, and without such a run.
 ---@param name string
 ---@param fed? any
 ---@param options? {measure?: boolean}

@@ -88,6 +88,48 @@ local function digests(model)
   return all
 end
 
+describe("gradcheck of what cuts a gradient", function()
+  it("names the line that reads what carries none, after a detach or under no_grad", function()
+    local x = seeded({ 4, 3 }, 1)
+    local read
+    local function detached(t)
+      local size = xt.sqrt(xt.mean(t * t, -1, { keepdim = true }) + 1e-6):detach() * 2
+      read = debug.getinfo(1, "l").currentline + 1
+      return t / size
+    end
+    local ok, report = xt.gradcheck(detached, { x })
+    assert.is_false(ok)
+    assert.are.equal(1, #report.cuts)
+    assert.are.equal("div", report.cuts[1].op)
+    assert.are.equal("b", report.cuts[1].input)
+    assert.are.equal("input 1", report.cuts[1].name)
+    assert.matches("gradcheck_spec.lua:" .. read .. "$", report.cuts[1].where)
+    assert.matches("div at %S+gradcheck_spec.lua:%d+: its b depends on input 1 and carries no grad",
+      tostring(report))
+    ok, report = xt.gradcheck(function(t)
+      return t * xt.no_grad(function() return xt.exp(t) end)
+    end, { x })
+    assert.is_false(ok)
+    assert.are.same({ "mul", "b" }, { report.cuts[1].op, report.cuts[1].input })
+  end)
+
+  it("says nothing of constants, of comparisons, and of other faults", function()
+    local x, c = seeded({ 4, 3 }, 1), seeded({ 4, 3 }, 2):to "f64"
+    local ok, report = xt.gradcheck(function(t)
+      local mask = xt.cast(xt.gt(t, 0), "f64")
+      local half = xt.tensor(0.5, { dtype = "f64" })
+      return (t * half + t:detach() * half) * mask + c
+    end, { x })
+    assert.is_false(ok)
+    for _, cut in ipairs(report.cuts) do
+      assert.are.same({ "add", "b" }, { cut.op, cut.input }) -- of the detach, which is one
+    end
+    assert.are.equal(1, #report.cuts)
+    assert.are.same({}, select(2, xt.gradcheck(function(t) return t * t:detach() end,
+      { xt.zeros { 2 } })).cuts) -- right at 0, so nobody asks
+  end)
+end)
+
 describe("gradcheck of a model", function()
   it("passes the library's, and leaves them as they were", function()
     for _, model in ipairs { small(), small { recompute = "block" }:train(), small { tied = false },
@@ -125,6 +167,7 @@ describe("gradcheck of a model", function()
     assert.is_nil(by_path["norm.weight"])
     assert.is_truthy(by_path["blocks.1.attn.wq"])
     assert.are.same({ "blocks.2.mlp" }, report.layers)
+    assert.are.equal("mul", report.cuts[1].op)
     assert.matches("layer blocks.2.mlp is wrong by itself: parameter gate, element %[%d+%]%[%d+%]: "
       .. "gradient 0, slope %-?%d", tostring(report))
     assert.are.same(before, digests(model))

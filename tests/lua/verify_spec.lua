@@ -252,6 +252,22 @@ describe("xtrain replay", function()
     assert.is_nil(active.run)
   end)
 
+  test("opens the prompt there, with the names of the recipe, and goes on step by step",
+    function(place, train)
+      train "out=a"
+      local before = place:digests("a", 14)
+      place:write("typed",
+        "run.own.step + 100\nopt.steps + 200\ncontinue\nopt.steps + 300\nquit\n")
+      local _, _, code = os.execute(("cd '%s' && '%s' replay a --step 12 --prompt <typed >said "
+        .. "2>&1"):format(place.dir, training.program))
+      local said = place:read "said"
+      assert.are.equal(0, code, said)
+      assert.matches("right before step 12; step 11: digest 0x%x+, as logged\n.*\n111\n211\n.*"
+        .. "right before step 13; step 12: digest 0x%x+, as logged\n.*\n312\n", said)
+      assert.is_nil(said:find "the last save") -- nothing was broken off
+      assert.are.same(before, place:digests("a", 14))
+    end)
+
   test("says what is missing", function(_, train, verb)
     train "out=a"
     for words, wanted in pairs { ["replay nothing --step 3"] = "nothing: there is no such folder",
