@@ -114,19 +114,22 @@ local function options_of(place, launcher, recipe)
   return known, table.concat(words, " "), table.concat(still, " ")
 end
 
--- The losses of a run, its standard output, and the name of the recipe that it was.
+-- The losses of a run, its standard output, the name of the recipe that it was, the logged rates.
 local function run(place, launcher, recipe, words)
   local dir = place.dir .. "/run"
   file.remove_tree(dir)
   file.remove_tree(place.dir .. "/clone")
   local code, out, errors = start(place, launcher, recipe, ("%s out='%s'"):format(words, dir))
   if code ~= 0 then error(("%s, %s: %s\n%s"):format(launcher.name, recipe, words, errors), 0) end
-  local losses = {}
+  local losses, rates = {}, {}
   for line in place:read("run/metrics.jsonl"):gmatch "[^\n]+" do
     local row = xt.json.decode(line)
-    if row.loss then losses[#losses + 1] = row.loss end
+    if row.loss then
+      losses[#losses + 1] = row.loss
+      rates[#rates + 1] = row.lr
+    end
   end
-  return losses, out, xt.json.decode(place:read "run/config.json").name
+  return losses, out, xt.json.decode(place:read "run/config.json").name, rates
 end
 
 local function largest_difference(a, b)
@@ -141,7 +144,10 @@ local function check(place, recipe)
   local known, words, still = options_of(place, plain, recipe)
   assert.is_true(known.dropout, recipe .. " has no option dropout")
   local function with(more) return run(place, plain, recipe, words .. " " .. more) end
-  local default, without, live = with "", with "dropout=0", with "dropout=0.1"
+  local default, _, _, rates = with ""
+  local without, live = with "dropout=0", with "dropout=0.1"
+  assert.are.equal(#default, #rates, "each loss is logged with its learning rate")
+  for step = 1, #rates - 1 do assert.is_true(rates[step] > 0, "the rate of step " .. step) end
   assert.are.same(default, without, "the default of dropout is not 0")
   local apart = largest_difference(without, live)
   assert.is_true(apart > 1e-3, ("%s: the losses differ by %g"):format(recipe, apart))
