@@ -14,6 +14,11 @@ for _, text in ipairs(arg or {}) do
   if name then options[name] = math.tointeger(tonumber(value)) end
 end
 
+if not pcall(xt.zeros, {}, { device = "cuda" }) then
+  print("attention on a GPU: there is none here")
+  return
+end
+
 -- ---- against the CPU ----------------------------------------------------------------------------
 
 -- The largest distance, and the largest entry of the wanted.
