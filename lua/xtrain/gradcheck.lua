@@ -185,7 +185,7 @@ end
 -- analytic, numeric, lines, wrong, right, cuts, layers}. Inputs of integer dtypes are passed on as
 -- they are. fn may be a model: its parameters are checked as well, in place and put back; it is
 -- called as model:loss(...) where it has a loss and there are two inputs or more, else as
--- model(...). Where something is wrong, `wrong` lists for each input or parameter one element:
+-- model(...) or, where it cannot be called, model:forward(...). Where something is wrong, `wrong` lists for each input or parameter one element:
 -- {name, path or input, element, index, gradient, slope}, `cuts` the calls {op, where, input, name}
 -- that read what depends on an input or parameter and carries no gradient, as after a detach, and
 -- `layers` the innermost layers that are wrong by themselves. Where fn has a kink (relu at 0), any
@@ -205,7 +205,15 @@ local function gradcheck(fn, inputs, given)
     local callee = fn
     if type(callee.loss) == "function" and n >= 2 then
       fn = function(...) return callee:loss(...) end
+    elseif not (getmetatable(fn) or {}).__call then
+      if type(callee.forward) ~= "function" then
+        core.fail("gradcheck: fn is a table that cannot be called and has no forward: pass "
+          .. "function(...) ... end, and the table as option model")
+      end
+      fn = function(...) return callee:forward(...) end
     end
+  elseif type(fn) ~= "function" then
+    core.fail("gradcheck: fn is a " .. type(fn) .. ", wanted a function or a model")
   end
   local self = setmetatable({ fn = fn, args = copy(inputs, n), n_args = n, h = o.h, tol = o.tol,
     seed = o.seed, most = o.elements, entries = {} }, check)

@@ -205,4 +205,12 @@ describe("gradcheck of a model", function()
     assert.are.same(before, digests(model))
     assert.are.equal("f32", model.config.dtype)
   end)
+
+  it("calls the forward of a plain table, and says what it cannot call", function()
+    local line = { weight = xt.var(xt.randn({ 2, 3 }, { seed = 1 })) }
+    function line:forward(t) return (xt.linear(t, self.weight) ^ 2):sum() end
+    assert.is_true((xt.gradcheck(line, { xt.randn({ 4, 3 }, { seed = 2 }) })))
+    raises("gradcheck: fn is a table that cannot be called", xt.gradcheck, {}, { ids })
+    raises("gradcheck: fn is a number, wanted a function or a model", xt.gradcheck, 3, { ids })
+  end)
 end)
