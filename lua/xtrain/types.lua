@@ -1631,7 +1631,8 @@ function xt.debug.fail_allocation(...) end
 --- analytic, numeric, lines, wrong, right, cuts, layers}. Inputs of integer dtypes are passed on as
 --- they are. fn may be a model: its parameters are checked as well, in place and put back; it is
 --- called as model:loss(...) where it has a loss and there are two inputs or more, else as
---- model(...) or, where it cannot be called, model:forward(...). Where something is wrong, `wrong` lists for each input or parameter one element:
+--- model(...) or, where it cannot be called, model:forward(...). Where something is wrong, `wrong`
+--- lists for each input or parameter one element:
 --- {name, path or input, element, index, gradient, slope}, `cuts` the calls {op, where, input, name}
 --- that read what depends on an input or parameter and carries no gradient, as after a detach, and
 --- `layers` the innermost layers that are wrong by themselves. Where fn has a kink (relu at 0), any
