@@ -1,4 +1,4 @@
--- The op runner: what every op must stand, from one row (tests/ops_spec.lua).
+-- The op runner: what every op must stand, from one row (tests/op_rows.lua).
 --
 -- A row is a table:
 --   name     the op
