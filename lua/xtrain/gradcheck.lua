@@ -206,14 +206,14 @@ local function gradcheck(fn, inputs, given)
     local callee = fn
     if type(callee.loss) == "function" and n >= 2 then
       fn = function(...) return callee:loss(...) end
-    elseif not (getmetatable(fn) or {}).__call then
+    elseif not (debug.getmetatable(fn) or {}).__call then
       if type(callee.forward) ~= "function" then
         core.fail("gradcheck: fn is a table that cannot be called and has no forward: pass "
           .. "function(...) ... end, and the table as option model")
       end
       fn = function(...) return callee:forward(...) end
     end
-  elseif type(fn) ~= "function" then
+  elseif type(fn) ~= "function" and not (debug.getmetatable(fn) or {}).__call then
     core.fail("gradcheck: fn is a " .. type(fn) .. ", wanted a function or a model")
   end
   local self = setmetatable({ fn = fn, args = copy(inputs, n), n_args = n, h = o.h, tol = o.tol,
