@@ -6,6 +6,8 @@
  */
 #include "fold.h"
 
+#include "../dims.h"
+
 #define STRIP 512 /* columns folded at a time */
 
 enum fold { FOLD_SUM, FOLD_SQUARES, FOLD_MAX, FOLD_MIN };
@@ -290,22 +292,6 @@ static enum xt_status run_folding(struct xt_ctx *ctx, struct folding *f, bool me
     return XT_OK;
 }
 
-/* Dimensions of x, merged while neighbours are both folded or both kept; sizes of 1 dropped. */
-static int merge(const struct xt_tensor *x, unsigned mask, int64_t *size, bool *fold) {
-    int n = 0;
-    for (int d = 0; d < x->ndim; d++) {
-        bool folds = mask & 1u << d;
-        if (x->shape[d] == 1) continue;
-        if (n > 0 && fold[n - 1] == folds) {
-            size[n - 1] *= x->shape[d];
-            continue;
-        }
-        size[n] = x->shape[d];
-        fold[n++] = folds;
-    }
-    return n;
-}
-
 static enum xt_status fold_dims(struct xt_ctx *ctx, const struct xt_launch *l, enum fold fold,
                                 bool mean) {
     const struct xt_tensor *x = l->in[0], *y = l->out[0];
@@ -314,7 +300,7 @@ static enum xt_status fold_dims(struct xt_ctx *ctx, const struct xt_launch *l, e
     unsigned mask = l->attrs[0].list.count ? 0 : ~0u;
     for (int i = 0; i < l->attrs[0].list.count; i++)
         mask |= 1u << l->ints[l->attrs[0].list.start + i];
-    int n = merge(x, mask, size, folds);
+    int n = xt_merge_folds(x, mask, size, folds);
     struct folding f = {.fold = fold,
                         .work = work_of(x->dtype),
                         .dtype = x->dtype,

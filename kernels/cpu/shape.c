@@ -3,23 +3,14 @@
  */
 #include "cpu.h"
 
+#include "../dims.h"
+
 #include <string.h>
 
 /* What one thread takes at a time, in elements. */
 #define UNIT 16384
 /* Side of the square in which a transposed copy stays within the first-level cache. */
 #define TILE 32
-
-/* A copy with its dimensions merged: the fewest loops that do it. */
-struct copy {
-    int ndim;                   /* 1 or more */
-    int64_t shape[XT_MAX_DIMS]; /* none is 0 */
-    int64_t to[XT_MAX_DIMS];    /* strides, in elements */
-    int64_t from[XT_MAX_DIMS];
-    size_t bytes; /* of an element */
-    char *to_data;
-    const char *from_data;
-};
 
 /* One line of n elements. */
 static void copy_line(size_t bytes, int64_t n, char *to, int64_t ts, const char *from, int64_t fs) {
@@ -48,7 +39,7 @@ static void copy_line(size_t bytes, int64_t n, char *to, int64_t ts, const char 
 }
 
 /* Where row `row` of all dimensions but the last starts, and the index it has in each. */
-static void seek(const struct copy *c, int64_t row, int64_t *index, int64_t *to, int64_t *from) {
+static void seek(const struct xt_copy *c, int64_t row, int64_t *index, int64_t *to, int64_t *from) {
     *to = *from = 0;
     for (int d = c->ndim - 2; d >= 0; d--) {
         index[d] = row % c->shape[d];
@@ -58,7 +49,7 @@ static void seek(const struct copy *c, int64_t row, int64_t *index, int64_t *to,
     }
 }
 
-static void step(const struct copy *c, int64_t *index, int64_t *to, int64_t *from) {
+static void step(const struct xt_copy *c, int64_t *index, int64_t *to, int64_t *from) {
     for (int d = c->ndim - 2; d >= 0; d--) {
         *to += c->to[d];
         *from += c->from[d];
@@ -70,7 +61,7 @@ static void step(const struct copy *c, int64_t *index, int64_t *to, int64_t *fro
 }
 
 /* Rows first .. first + count - 1, of each the elements begin .. begin + n - 1. */
-static void copy_rows(const struct copy *c, int64_t first, int64_t count, int64_t begin,
+static void copy_rows(const struct xt_copy *c, int64_t first, int64_t count, int64_t begin,
                       int64_t n) {
     int64_t index[XT_MAX_DIMS], to, from;
     int64_t ts = c->to[c->ndim - 1], fs = c->from[c->ndim - 1];
@@ -106,8 +97,8 @@ static void copy_tile(size_t bytes, int64_t ni, int64_t nj, char *to, int64_t ts
 }
 
 /* `to` is dense along the last dimension, `from` along dimension ndim - 2. */
-static void copy_transposed(struct xt_ctx *ctx, const struct copy *c, int64_t numel) {
-    struct copy outer = *c; /* the dimensions before the two */
+static void copy_transposed(struct xt_ctx *ctx, const struct xt_copy *c, int64_t numel) {
+    struct xt_copy outer = *c; /* the dimensions before the two */
     int last = c->ndim - 1;
     int64_t ni = c->shape[last], nj = c->shape[last - 1];
     int64_t strips = (nj + TILE - 1) / TILE, units = strips;
@@ -127,31 +118,8 @@ static void copy_transposed(struct xt_ctx *ctx, const struct copy *c, int64_t nu
     }
 }
 
-/* Drops sizes of 1 and merges neighbours that both sides step through evenly. */
-static int64_t plan(struct copy *c, int ndim, const int64_t *shape, const int64_t *to,
-                    const int64_t *from) {
-    int64_t numel = 1;
-    int n = 0;
-    for (int d = 0; d < ndim; d++) {
-        numel *= shape[d];
-        if (shape[d] == 1) continue;
-        bool joins =
-            n > 0 && c->to[n - 1] == to[d] * shape[d] && c->from[n - 1] == from[d] * shape[d];
-        int at = joins ? n - 1 : n++;
-        c->shape[at] = joins ? c->shape[at] * shape[d] : shape[d];
-        c->to[at] = to[d];
-        c->from[at] = from[d];
-    }
-    if (n == 0) {
-        c->shape[0] = c->to[0] = c->from[0] = 1;
-        n = 1;
-    }
-    c->ndim = n;
-    return numel;
-}
-
 /* Moves a dimension along which `from` is dense next to the last one; false when there is none. */
-static bool find_transposed(struct copy *c) {
+static bool find_transposed(struct xt_copy *c) {
     int last = c->ndim - 1;
     if (c->to[last] != 1 || c->from[last] <= 1) return false;
     for (int d = last - 1; d >= 0; d--) {
@@ -173,8 +141,8 @@ static bool find_transposed(struct copy *c) {
 void XT_CPU(copy_strided)(struct xt_ctx *ctx, size_t bytes, int ndim, const int64_t *shape,
                           void *to, const int64_t *to_stride, const void *from,
                           const int64_t *from_stride) {
-    struct copy c = {.bytes = bytes, .to_data = to, .from_data = from};
-    int64_t numel = plan(&c, ndim, shape, to_stride, from_stride);
+    struct xt_copy c = {.bytes = bytes, .to_data = to, .from_data = from};
+    int64_t numel = xt_copy_plan(&c, ndim, shape, to_stride, from_stride);
     if (numel == 0) return;
     if (find_transposed(&c)) {
         copy_transposed(ctx, &c, numel);

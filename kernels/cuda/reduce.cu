@@ -11,6 +11,8 @@
 
 #include "layout.h"
 
+#include "../dims.h"
+
 #define THREADS 256
 #define FEW_UNITS 512   /* with fewer, n is cut */
 #define MANY_UNITS 1024 /* so that there are at most this many */
@@ -333,22 +335,6 @@ static enum xt_status fold_as(struct xt_ctx *ctx, const struct folding *f, enum 
     return XT_OK;
 }
 
-/* Dimensions of x, merged while neighbours are both folded or both kept; sizes of 1 dropped. */
-static int merge(const struct xt_tensor *x, unsigned mask, int64_t *size, bool *fold) {
-    int n = 0;
-    for (int d = 0; d < x->ndim; d++) {
-        bool folds = mask & 1u << d;
-        if (x->shape[d] == 1) continue;
-        if (n > 0 && fold[n - 1] == folds) {
-            size[n - 1] *= x->shape[d];
-            continue;
-        }
-        size[n] = x->shape[d];
-        fold[n++] = folds;
-    }
-    return n;
-}
-
 template <int FOLD>
 static enum xt_status fold_dims(struct xt_ctx *ctx, const struct xt_launch *l, bool mean) {
     const struct xt_tensor *x = l->in[0];
@@ -358,7 +344,7 @@ static enum xt_status fold_dims(struct xt_ctx *ctx, const struct xt_launch *l, b
     unsigned mask = l->attrs[0].list.count ? 0 : ~0u;
     for (int i = 0; i < l->attrs[0].list.count; i++)
         mask |= 1u << l->ints[l->attrs[0].list.start + i];
-    int n = merge(x, mask, size, folds);
+    int n = xt_merge_folds(x, mask, size, folds);
     struct folding f = {};
     f.outer = f.n = f.inner = f.count = 1;
     f.mean = mean;

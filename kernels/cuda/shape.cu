@@ -5,21 +5,12 @@
  */
 #include "layout.h"
 
+#include "../dims.h"
+
 #define THREADS 256
 #define EACH 4   /* elements a thread copies before the grid is too small */
 #define TILE 32  /* side of the square that a transposed copy turns in shared memory */
 #define TILE_Y 8 /* rows of threads over it */
-
-/* A copy with its dimensions merged: the fewest that do it. */
-struct copy {
-    int ndim;                   /* 1 or more */
-    int64_t shape[XT_MAX_DIMS]; /* none is 0 */
-    int64_t to[XT_MAX_DIMS];    /* strides, in elements */
-    int64_t from[XT_MAX_DIMS];
-    size_t bytes; /* of an element: 1, 2, 4, 8 or 16 */
-    char *to_data;
-    const char *from_data;
-};
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
@@ -116,31 +107,8 @@ template <class T> static __global__ void count_up(T *y, int64_t n) {
 
 /* ---- strided copies: planning ---------------------------------------------------------------- */
 
-/* Drops sizes of 1 and merges neighbours that both sides step through evenly. */
-static int64_t plan(struct copy *c, int ndim, const int64_t *shape, const int64_t *to,
-                    const int64_t *from) {
-    int64_t numel = 1;
-    int n = 0;
-    for (int d = 0; d < ndim; d++) {
-        numel *= shape[d];
-        if (shape[d] == 1) continue;
-        bool joins =
-            n > 0 && c->to[n - 1] == to[d] * shape[d] && c->from[n - 1] == from[d] * shape[d];
-        int at = joins ? n - 1 : n++;
-        c->shape[at] = joins ? c->shape[at] * shape[d] : shape[d];
-        c->to[at] = to[d];
-        c->from[at] = from[d];
-    }
-    if (n == 0) {
-        c->shape[0] = c->to[0] = c->from[0] = 1;
-        n = 1;
-    }
-    c->ndim = n;
-    return numel;
-}
-
 /* Two neighbours as one element, as often as the places allow: up to 16 bytes at once. */
-static void widen(struct copy *c) {
+static void widen(struct xt_copy *c) {
     int last = c->ndim - 1;
     while (c->bytes < 16 && c->to[last] == 1 && c->from[last] == 1 && c->shape[last] % 2 == 0) {
         size_t wide = 2 * c->bytes;
@@ -158,7 +126,7 @@ static void widen(struct copy *c) {
 
 /* The dimension along which `from` is dense while `to` is along the last: it moves next to the last
    one. False when there is none, or the square is too narrow to gain. */
-static bool find_transposed(struct copy *c) {
+static bool find_transposed(struct xt_copy *c) {
     int last = c->ndim - 1;
     if (c->to[last] != 1 || c->from[last] <= 1 || c->shape[last] < 8) return false;
     for (int d = last - 1; d >= 0; d--) {
@@ -178,7 +146,7 @@ static bool find_transposed(struct copy *c) {
     return false;
 }
 
-static struct xt_places<2> places_of(const struct copy *c, int ndim) {
+static struct xt_places<2> places_of(const struct xt_copy *c, int ndim) {
     struct xt_places<2> p = {};
     p.ndim = ndim;
     for (int d = 0; d < ndim; d++) {
@@ -191,14 +159,14 @@ static struct xt_places<2> places_of(const struct copy *c, int ndim) {
 }
 
 template <class U>
-static void launch_copy(cudaStream_t stream, const struct copy *c) {
+static void launch_copy(cudaStream_t stream, const struct xt_copy *c) {
     int64_t numel = 1;
     for (int d = 0; d < c->ndim; d++) numel *= c->shape[d];
     copy_elements<<<xt_cuda_blocks(numel, THREADS * EACH), THREADS, 0, stream>>>(
         (U *)c->to_data, (const U *)c->from_data, places_of(c, c->ndim), numel);
 }
 
-template <class U> static void launch_squares(cudaStream_t stream, const struct copy *c) {
+template <class U> static void launch_squares(cudaStream_t stream, const struct xt_copy *c) {
     int i = c->ndim - 1, j = i - 1;
     struct square s = {c->shape[i], c->shape[j], c->to[j], c->from[i], 0, 0, 0};
     s.tiles_i = (s.ni + TILE - 1) / TILE;
@@ -213,11 +181,11 @@ enum xt_status xt_cuda_copy_strided(struct xt_ctx *ctx, size_t bytes, int ndim,
                                     const int64_t *shape, void *to, const int64_t *to_stride,
                                     const void *from, const int64_t *from_stride) {
     cudaStream_t stream = xt_cuda_stream(ctx);
-    struct copy c = {};
+    struct xt_copy c = {};
     c.bytes = bytes;
     c.to_data = (char *)to;
     c.from_data = (const char *)from;
-    int64_t numel = plan(&c, ndim, shape, to_stride, from_stride);
+    int64_t numel = xt_copy_plan(&c, ndim, shape, to_stride, from_stride);
     if (numel == 0) return XT_OK;
     if (c.ndim == 1 && c.to[0] == 1 && c.from[0] == 1)
         return xt_cuda_status(ctx, cudaMemcpyAsync(to, from, (size_t)numel * bytes,
