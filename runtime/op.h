@@ -270,6 +270,10 @@ struct xt_onednn_job *xt_onednn_prepare(struct xt_ctx *ctx, int thread,
 bool xt_onednn_run(struct xt_ctx *ctx, int thread, struct xt_onednn_job *job, const void *a,
                    const void *b, float *c);
 
+/* The width that swiglu_mlp works in for an x and a gate: ffn or, where tensor cores take that
+   slowly and the product is large, the next multiple of 8. */
+int64_t xt_mlp_width(const struct xt_tensor *x, const struct xt_tensor *gate);
+
 /* Runs an op by its row: inputs by position, attributes at their defaults or from `args`. */
 enum xt_status xt_apply(struct xt_ctx *ctx, const struct xt_op *op, struct xt_tensor *const *inputs,
                         int n_inputs, struct xt_tensor **outputs);
@@ -312,6 +316,13 @@ enum xt_device xt_call_device(const struct xt_call *call);
  */
 enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
                                struct xt_tensor **target, bool *add);
+
+/*
+ * What other records gave for the gradient of input i so far, when it has the input's shape and
+ * dtype and is contiguous: the rule then owns it and must count it into grad_in[i], which costs no
+ * extra pass. NULL: there is none, and grad_in[i] is this record's share alone, as ever.
+ */
+struct xt_tensor *xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i);
 
 /* Shape helpers for shape rules. */
 /* Broadcasts two shapes, aligned at the last dimension; XT_SHAPE names both when they do not

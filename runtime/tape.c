@@ -498,6 +498,18 @@ enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
     return XT_OK;
 }
 
+struct xt_tensor *xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i) {
+    const struct xt_edge *e = &g->call->edges[i];
+    if (!g->wants[i] || !e->maker) return NULL;
+    struct xt_tensor **place = &e->maker->grad_out[e->output], *sum = *place;
+    const struct xt_spec *spec = &g->in_spec[i];
+    if (!sum || sum->dtype != spec->dtype || !same_shape(sum, spec) || !xt_is_contiguous(sum))
+        return NULL;
+    *place = NULL;
+    if (i < 64) ctx->walk->taken |= UINT64_C(1) << i;
+    return sum;
+}
+
 const union xt_attr *xt_call_attrs(const struct xt_call *call) {
     return call->attrs;
 }
@@ -631,6 +643,7 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
     };
     ctx->fixed_where = call->where;
     ctx->walk->call = call;
+    ctx->walk->taken = 0;
     enum xt_status status = call->slot->op->backward(ctx, &g);
     if (status == XT_OK && ctx->observe) status = xt_observe_record(ctx, call, grad_in);
     for (int i = 0; i < call->n_inputs && status == XT_OK; i++) {

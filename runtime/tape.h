@@ -83,6 +83,7 @@ struct xt_walk {
     struct xt_tensor **results;       /* their gradients */
     int n_targets;
     const struct xt_call *call; /* the record whose rule runs, or NULL */
+    uint64_t taken;             /* of its inputs: what they had is in the rule's answer */
 };
 
 /* tape.c */

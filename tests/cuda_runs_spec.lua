@@ -68,6 +68,80 @@ describe("on cuda,", function()
     end)
   end
 
+  -- Sizes that tensor cores take slowly are grown inside; what lies beside the result is not ours.
+  it("products of odd sizes leave what lies beside them alone", function()
+    local GUARD = 64
+    local function draw(rows, cols, turned, seed)
+      local t = xt.randn(turned and { cols, rows } or { rows, cols }, { seed = seed }):to "bf16"
+      return turned and t:transpose(1, 2) or t
+    end
+    local function check(m, n, k, how, turned_a, turned_b, dtype)
+      local a, b = draw(m, k, turned_a, 1), draw(k, n, turned_b, 2)
+      local wanted = a:to("cpu"):to("f64"):matmul(b:to("cpu"):to "f64")
+      local all = xt.full({ m + 2 * GUARD, n }, 7, { dtype = dtype })
+      local target = all:slice(1, GUARD + 1, GUARD + m)
+      local what = ("%s, %d x %d x %d"):format(how, m, n, k)
+      local got = target
+      if how == "onto" then
+        got = xt.call("matmul_onto", { target:contiguous(), a, b })
+      else
+        xt.call("matmul_acc", { target, a, b }, { add = how == "add" })
+      end
+      if how ~= "write" then wanted = wanted + 7 end
+      local bound = (dtype == "bf16" and 2 ^ -8 or 1e-5) * xt.amax(xt.abs(wanted)):item()
+      local off = xt.amax(xt.abs(got:to("cpu"):to("f64") - wanted)):item()
+      assert.is_true(off <= bound, what .. ": off by " .. off)
+      for _, edge in ipairs { all:slice(1, 1, GUARD), all:slice(1, GUARD + m + 1, m + 2 * GUARD) } do
+        assert.are.equal(7, xt.amax(edge:to "f32"):item(), what)
+        assert.are.equal(7, xt.amin(edge:to "f32"):item(), what)
+      end
+    end
+    for _, size in ipairs { { 521, 410, 130 }, { 512, 410, 136 }, { 410, 512, 129 }, { 410, 264, 256 } } do
+      local m, n, k = table.unpack(size)
+      for _, turned_a in ipairs { false, true } do
+        for _, turned_b in ipairs { false, true } do
+          check(m, n, k, "write", turned_a, turned_b, "f32")
+          check(m, n, k, "add", turned_a, turned_b, "f32")
+          check(m, n, k, "onto", turned_a, turned_b, "bf16")
+        end
+      end
+    end
+  end)
+
+  -- Large enough to be grown inside, which the rows of the op runner are not.
+  it("swiglu_mlp of an odd width agrees with the ops that it stands for", function()
+    local function draw(shape, seed, scale)
+      return xt.var((xt.randn(shape, { seed = seed }) * scale):to("bf16"):to "f32")
+    end
+    local x = draw({ 3, 200, 128 }, 1, 1)
+    local weights = { draw({ 346, 128 }, 2, 0.1), draw({ 346, 128 }, 3, 0.1),
+      draw({ 120, 346 }, 4, 0.1) }
+    local up = xt.randn({ 3, 200, 120 }, { seed = 5 }):to "bf16"
+    local function run(fused, dtype)
+      local all = { x, table.unpack(weights) }
+      for _, t in ipairs(all) do t:zero_grad() end
+      for _ = 1, 2 do -- the second time gradients are added to
+        local given = {}
+        for i, t in ipairs(all) do given[i] = dtype == "f32" and t or t:to(dtype) end
+        local gx, gate, upper, down = table.unpack(given)
+        local y = fused and xt.swiglu_mlp(gx, gate, upper, down)
+          or xt.linear(xt.swiglu(xt.linear(gx, gate), xt.linear(gx, upper)), down)
+        y = y + (gx:slice(3, 1, 120)) -- x has another gradient to be added to
+        y:backward(up:to(dtype))
+      end
+      local grads = {}
+      for i, t in ipairs(all) do grads[i] = t.grad:to("cpu"):to "f64" end
+      return grads
+    end
+    local wanted = run(false, "f32")
+    for _, dtype in ipairs { "f32", "bf16" } do
+      for i, got in ipairs(run(true, dtype)) do
+        local off = xt.norm(got - wanted[i]):item() / xt.norm(wanted[i]):item()
+        assert.is_true(off < (dtype == "f32" and 1e-5 or 1e-2), dtype .. " " .. i .. ": " .. off)
+      end
+    end
+  end)
+
   it("AdamW in f32 gives the bits of the CPU over 20 steps", function()
     local digests = {}
     for _, device in ipairs { "cpu", "cuda" } do

@@ -311,6 +311,16 @@ row("attention", {
   wrong = { { { 2, 5, 4, 6 }, { 2, 7, 3, 6 }, { 2, 7, 3, 6 }, says = "multiple of Hkv" },
     { { 2, 5, 4, 6 }, { 2, 7, 2, 5 }, { 2, 7, 2, 5 } }, { { 2, 5 }, { 2, 5 }, { 2, 5 } } },
 })
+row("swiglu_mlp", {
+  inputs = { { 2, 3, 6 }, { 10, 6 }, { 10, 6 }, { 4, 10 } }, bf16 = 6,
+  also = { { { 5, 6 }, { 7, 6 }, { 7, 6 }, { 6, 7 } }, { { 1, 1 }, { 1, 1 }, { 1, 1 }, { 1, 1 } },
+    { { 6 }, { 4, 6 }, { 4, 6 }, { 3, 4 } } },
+  empty = { { { 0, 6 }, { 10, 6 }, { 10, 6 }, { 4, 10 } },
+    { { 2, 6 }, { 0, 6 }, { 0, 6 }, { 4, 0 } } },
+  wrong = { { { 2, 6 }, { 10, 5 }, { 10, 5 }, { 4, 10 }, says = "gate is f64 10x5, wanted ffn x 6" },
+    { { 2, 6 }, { 10, 6 }, { 9, 6 }, { 4, 10 }, says = "wanted 10x6 as gate is" },
+    { { 2, 6 }, { 10, 6 }, { 10, 6 }, { 10, 4 }, says = "down is f64 10x4, wanted out x 10" } },
+})
 unary("dropout", nil, { call = function(op, x) return op(x, 0.4, 123) end })
 row("dropout_mask", { inputs = {}, call = function(op) return op({ 3, 5 }, 0.5, 7) end,
   grad = false })

@@ -249,6 +249,7 @@ static const struct xt_kernel *const tables[] = {
     xt_cuda_norm_kernels,
     xt_cuda_loss_kernels,
     xt_cuda_attention_kernels,
+    xt_cuda_mlp_kernels,
     xt_cuda_random_kernels,
     xt_cuda_optim_kernels,
     NULL,

@@ -220,14 +220,15 @@ extern "C" {
 extern const struct xt_kernel xt_cuda_pointwise_kernels[], xt_cuda_pointwise_grad_kernels[],
     xt_cuda_shape_kernels[], xt_cuda_reduce_kernels[], xt_cuda_along_kernels[],
     xt_cuda_index_kernels[], xt_cuda_linalg_kernels[], xt_cuda_norm_kernels[],
-    xt_cuda_loss_kernels[], xt_cuda_attention_kernels[], xt_cuda_random_kernels[],
-    xt_cuda_optim_kernels[];
+    xt_cuda_loss_kernels[], xt_cuda_attention_kernels[], xt_cuda_mlp_kernels[],
+    xt_cuda_random_kernels[], xt_cuda_optim_kernels[];
 }
 
 /* ---- matrix products, in linalg.cu ----------------------------------------------------------- */
 
 /*
- * c = alpha * a @ b + beta * c, with a of m x k, b of k x n, c of m x n, for each of `batch`.
+ * c = alpha * a @ b + beta * (add or c), with a of m x k, b of k x n, c of m x n, for each of
+ * `batch`.
  * Accumulated in f32 (f64 for f64), TF32 not used. Of each operand's two strides, in elements, one
  * is 1; c's columns lie side by side, c_row apart. Any alignment and any sizes, 0 included; what
  * the library multiplies slowly is padded inside.
@@ -241,8 +242,17 @@ struct xt_cuda_gemm {
     int64_t a_batch, b_batch, c_batch; /* from one product of the batch to the next; 0: the same */
     double alpha, beta;
     const void *bias; /* n elements of `out` added to every row, or NULL */
+    const void *add;  /* what beta multiplies, which lies as c does; NULL: c itself */
+    /* 0, or sizes to which a and b go on in memory, multiples of 8 and with numbers that are of no
+       concern: tensor cores then take them as they lie. c keeps m x n. */
+    int64_t grown_m, grown_n;
 };
 extern "C" enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *g);
+/* A matrix of rows x cols, contiguous, as the corner of one of to_rows x to_cols that is zero
+   elsewhere. */
+extern "C" enum xt_status xt_cuda_grow(struct xt_ctx *ctx, enum xt_dtype dtype, void *to,
+                                       int64_t to_rows, int64_t to_cols, const void *from,
+                                       int64_t rows, int64_t cols);
 
 struct xt_cublas; /* the library, once it is open */
 extern "C" void xt_cublas_free(struct xt_cublas *blas);

@@ -317,6 +317,12 @@ static enum xt_status copy(struct xt_ctx *ctx, size_t bytes, const struct copyin
     return xt_cuda_launched(ctx);
 }
 
+enum xt_status xt_cuda_grow(struct xt_ctx *ctx, enum xt_dtype dtype, void *to, int64_t to_rows,
+                            int64_t to_cols, const void *from, int64_t rows, int64_t cols) {
+    const struct copying c = {to, to_cols, 0, to_rows, to_cols, from, cols, 1, 0, rows, cols, 1};
+    return copy(ctx, xt_dtype_bytes(dtype), &c);
+}
+
 /* c += s: what a product in padded scratch adds to. */
 template <class T>
 static __global__ void add_matrix(T *c, int64_t c_row, const T *s, int64_t s_row, T beta,
@@ -456,8 +462,8 @@ static enum xt_status multiply(struct xt_ctx *ctx, struct xt_cublas *blas,
     bool wide = g->in == XT_F64;
     cublasStatus_t status = blas->cublasLtMatmul(
         blas->handle, p->what, wide ? (const void *)&g->alpha : &alpha, b->data, p->b, a->data,
-        p->a, wide ? (const void *)&g->beta : &beta, c, p->c, c, p->c, &p->algorithm, workspace,
-        p->workspace, xt_cuda_stream(ctx));
+        p->a, wide ? (const void *)&g->beta : &beta, g->add ? g->add : c, p->c, c, p->c,
+        &p->algorithm, workspace, p->workspace, xt_cuda_stream(ctx));
     if (workspace) xt_scratch_put(ctx, XT_CUDA, workspace, p->workspace);
     return check(ctx, blas, status, &k);
 }
@@ -487,10 +493,19 @@ static enum xt_status bring(struct xt_ctx *ctx, const struct xt_cuda_gemm *g,
     return XT_OK;
 }
 
+/* c becomes what is to be added to, so that the product adds to c. */
+static enum xt_status add_first(struct xt_ctx *ctx, struct xt_cuda_gemm *g) {
+    const struct copying c = {g->c,     g->c_row, g->c_batch, g->m, g->n, g->add,
+                              g->c_row, 1,        g->c_batch, g->m, g->n, g->batch};
+    g->add = NULL;
+    return copy(ctx, xt_dtype_bytes(g->out), &c);
+}
+
 enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given) {
     struct xt_cuda_gemm g = *given;
     struct xt_cublas *blas = NULL;
     if (g.m == 0 || g.n == 0 || g.batch == 0) return XT_OK;
+    if (g.add && (g.k == 0 || alignment(g.add) != alignment(g.c))) XT_TRY(add_first(ctx, &g));
     if (g.k == 0) return scale_and_add(ctx, &g, g.beta);
     XT_TRY(open_library(ctx, &blas));
     const void *late_bias = g.in == XT_F64 ? g.bias : NULL; /* the library has none in f64 */
@@ -498,26 +513,31 @@ enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given
     /* Sums and rows of 16-bit numbers are grown to what tensor cores take at full speed. */
     const bool half = g.in == XT_BF16 || g.in == XT_F16, large = half && g.m * g.n * g.k >= 1 << 24;
     struct xt_cuda_gemm wide = g;
+    const int64_t m = g.grown_m ? g.grown_m : g.m, n = g.grown_n ? g.grown_n : g.n;
+    wide.m = m, wide.n = n;
     if (large && g.k % 8) wide.k = padded(g.k);
     /* Its rows too, where a is turned and copied in any case. */
-    if (large && g.m % 8 && g.a_row == 1 && g.out == XT_F32 && !is_fast(g.in, g.a, g.a_col, 0))
-        wide.m = padded(g.m);
-    if (large && g.n % 8 && !(g.beta != 0 && g.out != XT_F32)) wide.n = padded(g.n);
+    if (large && m % 8 && g.a_row == 1 && g.out == XT_F32 && !is_fast(g.in, g.a, g.a_col, 0))
+        wide.m = padded(m);
+    if (large && n % 8 && !(g.beta != 0 && g.out != XT_F32)) wide.n = padded(n);
     struct side a = {}, b = {}, bias = {};
     struct apart apart = {NULL, 0, g.m == 1 && g.c_row < g.n ? g.n : g.c_row, g.c_batch};
     const size_t bytes = xt_dtype_bytes(g.out);
     enum xt_status status = XT_OK;
-    XT_GO(prepare(ctx, g.in, g.a, g.a_row, g.a_col, g.a_batch, g.m, g.k, wide.m, wide.k, g.batch,
+    XT_GO(prepare(ctx, g.in, g.a, g.a_row, g.a_col, g.a_batch, m, g.k, wide.m, wide.k, g.batch,
                   large, &a));
-    XT_GO(prepare(ctx, g.in, g.b, g.b_row, g.b_col, g.b_batch, g.k, g.n, wide.k, wide.n, g.batch,
+    XT_GO(prepare(ctx, g.in, g.b, g.b_row, g.b_col, g.b_batch, g.k, n, wide.k, wide.n, g.batch,
                   large, &b));
-    if (wide.n != g.n ||
+    /* c has no room for what was grown. */
+    if (wide.m != g.m || wide.n != g.n ||
         (large && g.beta == 0 && !is_fast(g.out, g.c, apart.row, g.batch == 1 ? 0 : apart.step))) {
-        apart.row = padded(g.n);
+        apart.row = padded(wide.n);
         apart.step = apart.row * wide.m;
         apart.bytes = (size_t)(apart.step * g.batch) * bytes;
         XT_GO(xt_scratch_get(ctx, XT_CUDA, apart.bytes, &apart.data));
+        if (g.add) XT_GO(add_first(ctx, &g));
         wide.beta = 0;
+        wide.add = NULL;
         if (g.bias) {
             XT_GO(prepare(ctx, g.out, g.bias, g.n, 1, 0, 1, g.n, 1, apart.row, 1, true, &bias));
             wide.bias = bias.data;
@@ -555,6 +575,7 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct
     for (int d = 0; d < inner; d++) outer *= p->batch[d];
     size_t in = xt_dtype_bytes(g->in), out = xt_dtype_bytes(g->out);
     char *c = (char *)g->c;
+    const char *add = (const char *)g->add;
     for (int64_t i = 0; i < outer; i++) {
         int64_t rest = i, a = 0, b = 0;
         for (int d = inner - 1; d >= 0; d--) {
@@ -564,7 +585,9 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct
         }
         g->a = (const char *)p->a.data + a * (int64_t)in;
         g->b = (const char *)p->b.data + b * (int64_t)in;
-        g->c = c + i * g->batch * p->m * p->n * (int64_t)out;
+        const int64_t at = i * g->batch * p->m * p->n * (int64_t)out;
+        g->c = c + at;
+        if (add) g->add = add + at;
         XT_TRY(xt_cuda_gemm(ctx, g));
     }
     return XT_OK;
@@ -617,11 +640,23 @@ static enum xt_status matmul_acc(struct xt_ctx *ctx, const struct xt_launch *l) 
     return run(ctx, &p, &g);
 }
 
+static enum xt_status matmul_onto(struct xt_ctx *ctx, const struct xt_launch *l) {
+    const struct xt_tensor *onto = l->in[0], *a = l->in[1], *c = l->out[0];
+    struct xt_cuda_gemm g = {.in = a->dtype, .out = c->dtype, .c = xt_data(c), .alpha = 1};
+    g.beta = 1;
+    g.add = xt_data(onto);
+    if (!xt_is_contiguous(onto)) return xt_fail(ctx, XT_ARGUMENT, "onto must be contiguous");
+    struct xt_product p;
+    xt_product_of(a, l->in[2], &p);
+    return run(ctx, &p, &g);
+}
+
 #define FACTORS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
 
 const struct xt_kernel xt_cuda_linalg_kernels[] = {
     {"matmul", FACTORS, XT_STRIDED, matmul},
     {"linear", FACTORS, XT_STRIDED, linear},
     {"matmul_acc", XT_BIT(XT_F32) | XT_BIT(XT_F64), XT_STRIDED, matmul_acc},
+    {"matmul_onto", FACTORS, XT_STRIDED, matmul_onto},
     {},
 };

@@ -171,7 +171,8 @@ template <class T, bool LAYER, int LANES>
 static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
     norm_grad_rows(const __grid_constant__ struct xt_rows g,
                    const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
-                   const xt_real<T> *means, const xt_real<T> *rstds, T *dx, xt_real<T> *parts) {
+                   const xt_real<T> *means, const xt_real<T> *rstds, const T *onto, T *dx,
+                   xt_real<T> *parts) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<T>;
     const int lane = xt_lane<LANES>(), group = (int)threadIdx.x / LANES;
@@ -214,12 +215,13 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
         for (int j = 0; j < HELD; j++) {
             const int64_t i = (int64_t)(j * LANES + lane) * N;
             if (!live || i >= d) continue;
-            R gain[N], out[N];
+            R gain[N], out[N], before[N] = {};
+            if (onto) xt_load<N>(onto + row * d + i, before);
             load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 const R n = (xt_to<R>(xv[j].at[k]) - mean) * rstd;
-                out[k] = rstd * (xt_to<R>(gv[j].at[k]) * gain[k] - sum - n * dot);
+                out[k] = before[k] + rstd * (xt_to<R>(gv[j].at[k]) * gain[k] - sum - n * dot);
             }
             xt_store<N>(out, dx + row * d + i);
         }
@@ -267,7 +269,7 @@ template <class T, bool LAYER, int LANES, int N>
 static __global__ void __launch_bounds__(THREADS)
     norm_grad_long(const __grid_constant__ struct xt_rows g,
                    const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
-                   const xt_real<T> *means, const xt_real<T> *rstds, T *dx) {
+                   const xt_real<T> *means, const xt_real<T> *rstds, const T *onto, T *dx) {
     using R = xt_real<T>;
     const int lane = xt_lane<LANES>();
     const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
@@ -276,7 +278,7 @@ static __global__ void __launch_bounds__(THREADS)
         const bool live = row < x.at.count;
         const T *g_row = xt_row<T>(g, live ? row : 0), *x_row = xt_row<T>(x, live ? row : 0);
         const R rstd = live ? rstds[row] : 0, mean = LAYER && live ? means[row] : 0;
-        R dot = 0, sum = 0, up[N], v[N], gain[N], out[N];
+        R dot = 0, sum = 0, up[N], v[N], gain[N], out[N], before[N] = {};
         for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
             xt_load<N>(g_row + i, up);
             xt_load<N>(x_row + i, v);
@@ -293,9 +295,10 @@ static __global__ void __launch_bounds__(THREADS)
             xt_load<N>(g_row + i, up);
             xt_load<N>(x_row + i, v);
             load_gain<T, N>(w, i, 1, gain);
+            if (onto) xt_load<N>(onto + row * d + i, before);
 #pragma unroll
             for (int k = 0; k < N; k++)
-                out[k] = rstd * (up[k] * gain[k] - sum - (v[k] - mean) * rstd * dot);
+                out[k] = before[k] + rstd * (up[k] * gain[k] - sum - (v[k] - mean) * rstd * dot);
             xt_store<N>(out, dx + row * d + i);
         }
     }
@@ -359,6 +362,7 @@ template <class T> struct norm_grad {
     struct xt_rows g, x;
     struct gain w;
     const xt_real<T> *means, *rstds;
+    const T *onto; /* added to dx, or NULL */
     T *dx;
 };
 
@@ -366,7 +370,7 @@ template <class T, bool LAYER, int LANES>
 static enum xt_status launch_rows(struct xt_ctx *ctx, const struct norm_grad<T> *p,
                                   xt_real<T> *parts, unsigned n_parts) {
     norm_grad_rows<T, LAYER, LANES><<<n_parts, THREADS, 0, xt_cuda_stream(ctx)>>>(
-        p->g, p->x, p->w, p->means, p->rstds, p->dx, parts);
+        p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx, parts);
     return xt_cuda_launched(ctx);
 }
 
@@ -378,13 +382,13 @@ static enum xt_status launch_long(struct xt_ctx *ctx, const struct norm_grad<T> 
     cudaStream_t s = xt_cuda_stream(ctx);
     if (aligned)
         norm_grad_long<T, LAYER, 256, N><<<xt_cuda_blocks(rows, 1), THREADS, 0, s>>>(
-            p->g, p->x, p->w, p->means, p->rstds, p->dx);
+            p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx);
     else if (d <= 1024)
         norm_grad_long<T, LAYER, 32, 1><<<xt_cuda_blocks(rows, THREADS / 32), THREADS, 0, s>>>(
-            p->g, p->x, p->w, p->means, p->rstds, p->dx);
+            p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx);
     else
         norm_grad_long<T, LAYER, 256, 1><<<xt_cuda_blocks(rows, 1), THREADS, 0, s>>>(
-            p->g, p->x, p->w, p->means, p->rstds, p->dx);
+            p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx);
     XT_TRY(xt_cuda_launched(ctx));
     if (!parts) return XT_OK;
     const dim3 grid(xt_cuda_blocks(d, COLUMNS), n_parts), block(COLUMNS, THREADS / COLUMNS);
@@ -403,10 +407,13 @@ static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l
     p.w = gain_of(l->in[2], l->in[1]->dtype);
     p.means = LAYER ? (const R *)xt_data(l->in[3]) : NULL;
     p.rstds = (const R *)xt_data(l->in[LAYER ? 4 : 3]);
+    /* Of the norms, rmsnorm has a gradient that is added to another. */
+    p.onto = !LAYER && l->n_in > 4 ? (const T *)xt_data(l->in[4]) : NULL;
     p.dx = (T *)xt_data(l->out[0]);
     const bool gain = l->attrs[0].i != 0;
     const bool aligned = xt_rows_aligned(&p.g, sizeof(T)) && xt_rows_aligned(&p.x, sizeof(T)) &&
-                         xt_is_aligned16(p.w.data) && xt_is_aligned16(p.dx);
+                         xt_is_aligned16(p.w.data) && xt_is_aligned16(p.dx) &&
+                         xt_is_aligned16(p.onto);
     const int64_t d = p.x.d, rows = p.x.at.count, vectors = d / N, width = (LAYER ? 2 : 1) * d;
     const bool is_long = !aligned || vectors > THREADS * HELD;
     const int64_t groups = is_long                ? THREADS / COLUMNS
@@ -617,6 +624,7 @@ static enum xt_status rope_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
 const struct xt_kernel xt_cuda_norm_kernels[] = {
     {"rmsnorm", XT_FLOATS, XT_INNER, rmsnorm},
     {"rmsnorm_grad", XT_FLOATS, XT_INNER, rmsnorm_grad},
+    {"rmsnorm_grad_onto", XT_FLOATS, XT_INNER, rmsnorm_grad},
     {"layernorm", XT_FLOATS, XT_INNER, layernorm},
     {"layernorm_grad", XT_FLOATS, XT_INNER, layernorm_grad},
     {"rope", XT_FLOATS, XT_INNER, rope},

@@ -354,7 +354,7 @@ function M.swiglu(given)
 end
 
 function swiglu:forward(x)
-  return M.project(xt.swiglu(M.project(x, self.gate), M.project(x, self.up)), self.down)
+  return xt.swiglu_mlp(x, M.compute(self.gate, x), M.compute(self.up, x), M.compute(self.down, x))
 end
 
 return M

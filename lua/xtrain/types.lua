@@ -957,6 +957,21 @@ function xt.attention(q, k, v, options) end
 ---@return xt.tensor
 function tensor:attention(k, v, options) end
 
+--- (silu(x gate^T) * (x up^T)) down^T: x (..., D), gate and up (ffn, D), down (out, ffn) -> (..., out)
+---@param x xt.tensor|number
+---@param gate xt.tensor|number
+---@param up xt.tensor|number
+---@param down xt.tensor|number
+---@return xt.tensor
+function xt.swiglu_mlp(x, gate, up, down) end
+
+--- (silu(x gate^T) * (x up^T)) down^T: x (..., D), gate and up (ffn, D), down (out, ffn) -> (..., out)
+---@param gate xt.tensor|number
+---@param up xt.tensor|number
+---@param down xt.tensor|number
+---@return xt.tensor
+function tensor:swiglu_mlp(gate, up, down) end
+
 --- x / (1 - p) where u >= p, else 0; u uniform from (seed, element); p = 0 gives x itself
 ---@param x xt.tensor|number
 ---@param p number

@@ -97,16 +97,43 @@ static const struct xt_op xt_op_rmsnorm_grad = {
     .infer = rmsnorm_grad_infer,
 };
 
+static const struct xt_param rmsnorm_onto_params[] = {
+    {.name = "grad", .kind = XT_P_TENSOR},
+    {.name = "x", .kind = XT_P_TENSOR},
+    {.name = "weight", .kind = XT_P_TENSOR},
+    {.name = "rstd", .kind = XT_P_TENSOR},
+    {.name = "onto", .kind = XT_P_TENSOR},
+    {.name = "gain", .kind = XT_P_BOOL},
+    {0},
+};
+
+/* What comes before a norm also passes it by, so x mostly has a gradient already. */
+static const struct xt_op xt_op_rmsnorm_grad_onto = {
+    .name = "rmsnorm_grad_onto",
+    .doc = "as rmsnorm_grad, with onto added to the gradient of x before that is rounded",
+    .params = rmsnorm_onto_params,
+    .n_outputs = 2,
+    .flags = XT_INTERNAL | XT_NO_GRADIENT,
+    .dtypes = XT_FLOATS,
+    .infer = rmsnorm_grad_infer,
+};
+
 static enum xt_status rmsnorm_back(struct xt_ctx *ctx, struct xt_grads *g) {
-    struct xt_tensor *in[] = {g->grad_out[0], g->in[0], g->in[1], g->out[1]}, *out[2];
+    struct xt_tensor *in[] = {g->grad_out[0], g->in[0], g->in[1], g->out[1], NULL};
+    struct xt_tensor *out[2] = {NULL};
+    const struct xt_op *op = &xt_op_rmsnorm_grad;
     struct xt_args args;
-    xt_args_init(&args, &xt_op_rmsnorm_grad, in, 4);
-    args.attrs[0].i = g->wants[1];
-    XT_TRY(xt_call_run(ctx, &xt_op_rmsnorm_grad, &args, out));
     enum xt_status status = XT_OK;
+    if (xt_op_has_kernel(ctx, &xt_op_rmsnorm_grad_onto, in[1]->storage->device, in[1]->dtype))
+        in[4] = xt_grads_take(ctx, g, 0);
+    if (in[4]) op = &xt_op_rmsnorm_grad_onto;
+    xt_args_init(&args, op, in, in[4] ? 5 : 4);
+    args.attrs[0].i = g->wants[1];
+    XT_GO(xt_call_run(ctx, op, &args, out));
     XT_GO(answer(ctx, g, 0, out[0]));
     XT_GO(answer(ctx, g, 1, out[1]));
 done:
+    xt_tensor_release(ctx, in[4]);
     for (int i = 0; i < 2; i++) xt_tensor_release(ctx, out[i]);
     return status;
 }
@@ -284,6 +311,6 @@ static const struct xt_op xt_op_rope = {
 };
 
 xt_op_list xt_ops_norm = {
-    &xt_op_rmsnorm,        &xt_op_layernorm, &xt_op_rope, &xt_op_rmsnorm_grad,
-    &xt_op_layernorm_grad, &xt_op_rope_grad, NULL,
+    &xt_op_rmsnorm,           &xt_op_layernorm,      &xt_op_rope,      &xt_op_rmsnorm_grad,
+    &xt_op_rmsnorm_grad_onto, &xt_op_layernorm_grad, &xt_op_rope_grad, NULL,
 };

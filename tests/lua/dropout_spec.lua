@@ -316,8 +316,7 @@ local function plain_heads(model, ids, attend)
       o.heads * o.head_dim })
     x = op.add(x, op.linear(all, copy(attn.wo)))
     y = op.rmsnorm(x, block.mlp_norm.weight, o.eps)
-    y = op.swiglu(op.linear(y, copy(mlp.gate)), op.linear(y, copy(mlp.up)))
-    x = op.add(x, op.linear(y, copy(mlp.down)))
+    x = op.add(x, op.swiglu_mlp(y, copy(mlp.gate), copy(mlp.up), copy(mlp.down)))
   end
   return op.linear(op.rmsnorm(x, model.norm.weight, o.eps), copy(model.head.weight))
 end
