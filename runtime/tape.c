@@ -380,14 +380,16 @@ static bool same_shape(const struct xt_tensor *t, const struct xt_spec *spec) {
            memcmp(t->shape, spec->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
 }
 
-/* *sum += g, by reference where there was nothing. Takes g's reference, also on failure. */
+/* *sum += g, by reference where there was nothing. Takes g's reference, also on failure. With an
+   observer, who may hold on to what it sees, never in place: what runs then depends on nothing
+   else. */
 static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struct xt_tensor *g) {
     if (!*sum) {
         *sum = g;
         return XT_OK;
     }
     enum xt_status status;
-    if (sole_owner(*sum) && xt_is_contiguous(*sum)) {
+    if (!ctx->observe && sole_owner(*sum) && xt_is_contiguous(*sum)) {
         status = xt_apply_name(ctx, "add_", (struct xt_tensor *[]){*sum, g}, 2, NULL);
     } else {
         struct xt_tensor *total;
