@@ -484,6 +484,15 @@ static bool wants_gradient(const struct xt_ctx *ctx, const struct xt_op *op,
     return false;
 }
 
+static enum xt_status compose(struct xt_ctx *ctx, const struct xt_op *op,
+                              const struct xt_args *args, struct xt_tensor **outputs) {
+    const struct xt_op *outer = ctx->within;
+    if (!outer) ctx->within = op;
+    enum xt_status status = op->compose(ctx, op, args, outputs);
+    ctx->within = outer;
+    return status;
+}
+
 static enum xt_status run(struct xt_ctx *ctx, const struct xt_slot *slot,
                           const struct xt_args *args, struct xt_tensor **outputs) {
     const struct xt_op *op = slot->op;
@@ -495,7 +504,7 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_slot *slot,
         args = &resolved;
     }
     if (ctx->graph) XT_TRY(xt_graph_check(ctx, slot, args));
-    if (op->flags & XT_COMPOSED) return op->compose(ctx, op, args, outputs);
+    if (op->flags & XT_COMPOSED) return compose(ctx, op, args, outputs);
     bool in_place = writes(op);
     if (in_place) XT_TRY(check_writes(ctx, slot, args));
 

@@ -108,6 +108,7 @@ struct xt_ctx {
     bool draining;
     struct xt_segment *segment; /* the innermost open one */
     struct xt_walk *walk;       /* the backward in progress, or NULL */
+    const struct xt_op *within; /* the composed op in progress, the outermost one, or NULL */
     struct xt_call *newest;     /* the record made last, while it lives; or NULL */
 
     /* graph.c */

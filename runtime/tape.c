@@ -204,6 +204,7 @@ enum xt_status xt_record_new(struct xt_ctx *ctx, const struct xt_slot *slot,
     XT_TRY(xt_record_blank(ctx, slot, args->n_inputs, args->n_ints, &call));
     call->wants = wants;
     call->where = xt_here(ctx);
+    call->within = ctx->within;
     memcpy(call->attrs, args->attrs, (size_t)slot->n_attrs * sizeof *call->attrs);
     memcpy(call->ints, args->ints, (size_t)args->n_ints * sizeof *call->ints);
     enum xt_status status = XT_OK;

@@ -39,6 +39,7 @@ struct xt_call {
     uint64_t mark;  /* of the walk that saw it last */
     int64_t number; /* grows: inputs have smaller numbers */
     const struct xt_slot *slot;
+    const struct xt_op *within; /* the composed op that it is a part of, or NULL */
     struct xt_where where;      /* the line that made it */
     struct xt_where freed_at;   /* the line of the backward that freed it */
     struct xt_segment *owner;   /* the outermost segment around it, or NULL */

@@ -319,11 +319,12 @@ struct xt_source {
 /* Tensors are borrowed, and NULL where there is none. */
 struct xt_seen {
     enum xt_seen_kind kind;
-    const struct xt_op *op;   /* NULL at the end */
-    const struct xt_op *rule; /* of the record that a backward passes; NULL in forward */
-    struct xt_where where;    /* the line; in a backward, that of the record */
-    int64_t number;           /* of the record; 0: none was made */
-    bool as_values;           /* of a backward: it is xt_grad, which leaves variables alone */
+    const struct xt_op *op;     /* NULL at the end */
+    const struct xt_op *rule;   /* of the record that a backward passes; NULL in forward */
+    const struct xt_op *within; /* the composed op that the call, or that record, is a part of */
+    struct xt_where where;      /* the line; in a backward, that of the record */
+    int64_t number;             /* of the record; 0: none was made */
+    bool as_values;             /* of a backward: it is xt_grad, which leaves variables alone */
     int n_in, n_out;
     uint64_t written; /* mask of the inputs that a call has written, of the first 64 */
     uint64_t wants;   /* mask of the inputs of a call that carry a gradient, likewise */

@@ -83,9 +83,9 @@ describe("on cuda,", function()
       local what = ("%s, %d x %d x %d"):format(how, m, n, k)
       local got = target
       if how == "onto" then
-        got = xt.call("matmul_onto", { target:contiguous(), a, b })
+        got = xt.call("matmul_onto", target:contiguous(), a, b)
       else
-        xt.call("matmul_acc", { target, a, b }, { add = how == "add" })
+        xt.call("matmul_acc", target, a, b, how == "add")
       end
       if how ~= "write" then wanted = wanted + 7 end
       local bound = (dtype == "bf16" and 2 ^ -8 or 1e-5) * xt.amax(xt.abs(wanted)):item()

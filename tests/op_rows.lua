@@ -317,9 +317,9 @@ row("swiglu_mlp", {
     { { 6 }, { 4, 6 }, { 4, 6 }, { 3, 4 } } },
   empty = { { { 0, 6 }, { 10, 6 }, { 10, 6 }, { 4, 10 } },
     { { 2, 6 }, { 0, 6 }, { 0, 6 }, { 4, 0 } } },
-  wrong = { { { 2, 6 }, { 10, 5 }, { 10, 5 }, { 4, 10 }, says = "gate is f64 10x5, wanted ffn x 6" },
+  wrong = { { { 2, 6 }, { 10, 5 }, { 10, 5 }, { 4, 10 }, says = "10x5, wanted ffn x 6" },
     { { 2, 6 }, { 10, 6 }, { 9, 6 }, { 4, 10 }, says = "wanted 10x6 as gate is" },
-    { { 2, 6 }, { 10, 6 }, { 10, 6 }, { 10, 4 }, says = "down is f64 10x4, wanted out x 10" } },
+    { { 2, 6 }, { 10, 6 }, { 10, 6 }, { 10, 4 }, says = "10x4, wanted out x 10" } },
 })
 unary("dropout", nil, { call = function(op, x) return op(x, 0.4, 123) end })
 row("dropout_mask", { inputs = {}, call = function(op) return op({ 3, 5 }, 0.5, 7) end,

@@ -1,8 +1,8 @@
 /*
  * observe.c: the runtime's observer as one Lua function, the trap, statistics, times by op.
  *
- * The function gets a table an event: {kind = "call"|"record"|"end", op, rule, where, number,
- * as_values, written, wants, differentiable, n_in, n_out, names, inputs, outputs, grads_in,
+ * The function gets a table an event: {kind = "call"|"record"|"end", op, rule, within, where,
+ * number, as_values, written, wants, differentiable, n_in, n_out, names, inputs, outputs, grads_in,
  * grads_out, leaves, from}. Tensors there share the bytes but have no history; places where there
  * is none are empty. What it raises makes the op fail.
  */
@@ -120,6 +120,10 @@ static int call_observer(lua_State *L) {
     if (seen->rule) {
         lua_pushstring(L, seen->rule->name);
         lua_setfield(L, -2, "rule");
+    }
+    if (seen->within) {
+        lua_pushstring(L, seen->within->name);
+        lua_setfield(L, -2, "within");
     }
     if (seen->kind == XT_SEEN_CALL) set_leaves(L, seen->in, seen->n_in);
     lua_pushinteger(L, (lua_Integer)seen->written);

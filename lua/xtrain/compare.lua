@@ -46,11 +46,12 @@ local function run(fn, side, seen)
   if not ok then error(message, 0) end
 end
 
--- Calls are paired by op, line and direction, the n-th with the n-th: two devices may compose an op
--- of different parts.
+-- Calls are paired by op, line, direction and the composed op that they are part of, the n-th with
+-- the n-th: two devices may compose an op of different parts.
 local function numbered(counts, e)
-  local key = ("%s at %s%s"):format(e.op, e.where,
-    e.rule and ", in the backward of " .. e.rule or ", in forward")
+  local key = ("%s at %s%s%s"):format(e.op, e.where,
+    e.rule and ", in the backward of " .. e.rule or ", in forward",
+    e.within and " of " .. e.within or "")
   counts[key] = (counts[key] or 0) + 1
   return key .. " #" .. counts[key], key
 end
