@@ -162,10 +162,13 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
         xt_mma_wait<0>();
         xt_mma_settle(o);
         xt_mma_settle(a);
+        /* Mostly the largest stays the largest, and times 1 changes no bit. */
+        if (__any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1)) {
 #pragma unroll
-        for (int i = 0; i < D / 8; i++)
+            for (int i = 0; i < D / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) o[i][e] *= shrink[e / 2];
+                for (int e = 0; e < 4; e++) o[i][e] *= shrink[e / 2];
+        }
         xt_pack_left(a, s);
     }
     if (n) {

@@ -64,6 +64,20 @@ __device__ inline void xt_load_tile(uint32_t to, const __nv_bfloat16 *from, int6
                                     int64_t rows, int d, bool aligned) {
     constexpr int CHUNKS = WIDTH / 8;
     int n = rows < 0 ? 0 : rows < ROWS ? (int)rows : ROWS;
+    if constexpr (THREADS % CHUNKS == 0 && THREADS / CHUNKS % 8 == 0) {
+        /* A whole tile: a thread keeps its column, and its rows are of one swizzle. */
+        constexpr int STEP = THREADS / CHUNKS;
+        if (aligned && n == ROWS && d == WIDTH) {
+            int r = (int)threadIdx.x / CHUNKS, c = (int)threadIdx.x % CHUNKS;
+            from += r * stride + 8 * c;
+            to += xt_chunk_at<ROWS, WIDTH>(r, c);
+#pragma unroll
+            for (int i = 0; i < ROWS; i += STEP)
+                if (ROWS % STEP == 0 || r + i < ROWS)
+                    xt_copy16(to + i * xt_panel<WIDTH> * 2, from + i * stride, 16);
+            return;
+        }
+    }
     if (aligned) {
 #pragma unroll 4
         for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
