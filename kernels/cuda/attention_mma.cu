@@ -219,7 +219,7 @@ static enum xt_status launch(struct xt_ctx *ctx, const struct xt_attention &p) {
 
 template <bool PAIRS>
 static enum xt_status by_width(struct xt_ctx *ctx, const struct xt_attention &p) {
-    if (p.d <= 32) return launch<32, 64, 2, 2, PAIRS>(ctx, p);
+    if (p.d <= 32) return launch<32, 128, 2, 2, PAIRS>(ctx, p);
     if (p.d <= 64) return launch<64, 64, 2, 2, PAIRS>(ctx, p);
     if (p.d <= 96) return launch<96, 128, 2, 1, PAIRS>(ctx, p);
     if (p.d <= 128) return launch<128, 128, 2, 1, PAIRS>(ctx, p);

@@ -227,8 +227,7 @@ extern const struct xt_kernel xt_cuda_pointwise_kernels[], xt_cuda_pointwise_gra
 /* ---- matrix products, in linalg.cu ----------------------------------------------------------- */
 
 /*
- * c = alpha * a @ b + beta * (add or c), with a of m x k, b of k x n, c of m x n, for each of
- * `batch`.
+ * c = alpha * a @ b + beta * c, with a of m x k, b of k x n, c of m x n, for each of `batch`.
  * Accumulated in f32 (f64 for f64), TF32 not used. Of each operand's two strides, in elements, one
  * is 1; c's columns lie side by side, c_row apart. Any alignment and any sizes, 0 included; what
  * the library multiplies slowly is padded inside.
@@ -242,7 +241,6 @@ struct xt_cuda_gemm {
     int64_t a_batch, b_batch, c_batch; /* from one product of the batch to the next; 0: the same */
     double alpha, beta;
     const void *bias; /* n elements of `out` added to every row, or NULL */
-    const void *add;  /* what beta multiplies, which lies as c does; NULL: c itself */
     /* 0, or sizes to which a and b go on in memory, multiples of 8 and with numbers that are of no
        concern: tensor cores then take them as they lie. c keeps m x n. */
     int64_t grown_m, grown_n;

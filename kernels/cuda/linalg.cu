@@ -462,8 +462,8 @@ static enum xt_status multiply(struct xt_ctx *ctx, struct xt_cublas *blas,
     bool wide = g->in == XT_F64;
     cublasStatus_t status = blas->cublasLtMatmul(
         blas->handle, p->what, wide ? (const void *)&g->alpha : &alpha, b->data, p->b, a->data,
-        p->a, wide ? (const void *)&g->beta : &beta, g->add ? g->add : c, p->c, c, p->c,
-        &p->algorithm, workspace, p->workspace, xt_cuda_stream(ctx));
+        p->a, wide ? (const void *)&g->beta : &beta, c, p->c, c, p->c, &p->algorithm, workspace,
+        p->workspace, xt_cuda_stream(ctx));
     if (workspace) xt_scratch_put(ctx, XT_CUDA, workspace, p->workspace);
     return check(ctx, blas, status, &k);
 }
@@ -493,19 +493,10 @@ static enum xt_status bring(struct xt_ctx *ctx, const struct xt_cuda_gemm *g,
     return XT_OK;
 }
 
-/* c becomes what is to be added to, so that the product adds to c. */
-static enum xt_status add_first(struct xt_ctx *ctx, struct xt_cuda_gemm *g) {
-    const struct copying c = {g->c,     g->c_row, g->c_batch, g->m, g->n, g->add,
-                              g->c_row, 1,        g->c_batch, g->m, g->n, g->batch};
-    g->add = NULL;
-    return copy(ctx, xt_dtype_bytes(g->out), &c);
-}
-
 enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given) {
     struct xt_cuda_gemm g = *given;
     struct xt_cublas *blas = NULL;
     if (g.m == 0 || g.n == 0 || g.batch == 0) return XT_OK;
-    if (g.add && (g.k == 0 || alignment(g.add) != alignment(g.c))) XT_TRY(add_first(ctx, &g));
     if (g.k == 0) return scale_and_add(ctx, &g, g.beta);
     XT_TRY(open_library(ctx, &blas));
     const void *late_bias = g.in == XT_F64 ? g.bias : NULL; /* the library has none in f64 */
@@ -535,9 +526,7 @@ enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given
         apart.step = apart.row * wide.m;
         apart.bytes = (size_t)(apart.step * g.batch) * bytes;
         XT_GO(xt_scratch_get(ctx, XT_CUDA, apart.bytes, &apart.data));
-        if (g.add) XT_GO(add_first(ctx, &g));
         wide.beta = 0;
-        wide.add = NULL;
         if (g.bias) {
             XT_GO(prepare(ctx, g.out, g.bias, g.n, 1, 0, 1, g.n, 1, apart.row, 1, true, &bias));
             wide.bias = bias.data;
@@ -575,7 +564,6 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct
     for (int d = 0; d < inner; d++) outer *= p->batch[d];
     size_t in = xt_dtype_bytes(g->in), out = xt_dtype_bytes(g->out);
     char *c = (char *)g->c;
-    const char *add = (const char *)g->add;
     for (int64_t i = 0; i < outer; i++) {
         int64_t rest = i, a = 0, b = 0;
         for (int d = inner - 1; d >= 0; d--) {
@@ -585,9 +573,7 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct
         }
         g->a = (const char *)p->a.data + a * (int64_t)in;
         g->b = (const char *)p->b.data + b * (int64_t)in;
-        const int64_t at = i * g->batch * p->m * p->n * (int64_t)out;
-        g->c = c + at;
-        if (add) g->add = add + at;
+        g->c = c + i * g->batch * p->m * p->n * (int64_t)out;
         XT_TRY(xt_cuda_gemm(ctx, g));
     }
     return XT_OK;
@@ -640,23 +626,11 @@ static enum xt_status matmul_acc(struct xt_ctx *ctx, const struct xt_launch *l) 
     return run(ctx, &p, &g);
 }
 
-static enum xt_status matmul_onto(struct xt_ctx *ctx, const struct xt_launch *l) {
-    const struct xt_tensor *onto = l->in[0], *a = l->in[1], *c = l->out[0];
-    struct xt_cuda_gemm g = {.in = a->dtype, .out = c->dtype, .c = xt_data(c), .alpha = 1};
-    g.beta = 1;
-    g.add = xt_data(onto);
-    if (!xt_is_contiguous(onto)) return xt_fail(ctx, XT_ARGUMENT, "onto must be contiguous");
-    struct xt_product p;
-    xt_product_of(a, l->in[2], &p);
-    return run(ctx, &p, &g);
-}
-
 #define FACTORS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
 
 const struct xt_kernel xt_cuda_linalg_kernels[] = {
     {"matmul", FACTORS, XT_STRIDED, matmul},
     {"linear", FACTORS, XT_STRIDED, linear},
     {"matmul_acc", XT_BIT(XT_F32) | XT_BIT(XT_F64), XT_STRIDED, matmul_acc},
-    {"matmul_onto", FACTORS, XT_STRIDED, matmul_onto},
     {},
 };

@@ -117,57 +117,7 @@ static enum xt_status accumulate(struct xt_ctx *ctx, struct xt_tensor *target, s
     return xt_call_run(ctx, &xt_op_matmul_acc, &args, NULL);
 }
 
-/* ---- matmul_onto ----------------------------------------------------------------------------- */
-
-static enum xt_status onto_infer(struct xt_ctx *ctx, const struct xt_op *op,
-                                 const struct xt_args *args, struct xt_output *outputs) {
-    (void)op;
-    char text[TEXT_BYTES];
-    const struct xt_tensor *onto = args->inputs[0];
-    XT_TRY(product(ctx, args->inputs[1], args->inputs[2], &outputs[0].spec));
-    if (onto->dtype == args->inputs[1]->dtype &&
-        same_shape(&outputs[0].spec, onto->shape, onto->ndim))
-        return XT_OK;
-    return xt_fail(ctx, XT_SHAPE, "onto is %s, not as the product is",
-                   xt_describe(onto, text, sizeof text));
-}
-
-static const struct xt_param onto_params[] = {
-    {.name = "onto", .kind = XT_P_TENSOR},
-    {.name = "a", .kind = XT_P_TENSOR},
-    {.name = "b", .kind = XT_P_TENSOR},
-    {0},
-};
-
-static const struct xt_op xt_op_matmul_onto = {
-    .name = "matmul_onto",
-    .doc = "onto + a @ b, summed in f32 (f64 for f64) and rounded once",
-    .params = onto_params,
-    .n_outputs = 1,
-    .flags = XT_INTERNAL | XT_NO_GRADIENT,
-    .dtypes = FACTORS,
-    .infer = onto_infer,
-};
-
 /* ---- gradients ------------------------------------------------------------------------------- */
-
-/* a @ b; when it is the whole gradient of input i, with what that was given before, where the
-   device adds it without a pass of its own. */
-static enum xt_status multiplied(struct xt_ctx *ctx, struct xt_grads *g, int i, bool whole,
-                                 const struct xt_spec *made, struct xt_tensor *a,
-                                 struct xt_tensor *b, struct xt_tensor **out) {
-    struct xt_tensor *before = NULL, *flat = NULL;
-    enum xt_status status = XT_OK;
-    if (whole && xt_op_has_kernel(ctx, &xt_op_matmul_onto, a->storage->device, a->dtype))
-        before = xt_grads_take(ctx, g, i);
-    if (!before) return xt_binary(ctx, "matmul", a, b, out);
-    XT_GO(xt_reshape(ctx, before, made->shape, made->ndim, &flat));
-    XT_GO(xt_apply(ctx, &xt_op_matmul_onto, (struct xt_tensor *[]){flat, a, b}, 3, out));
-done:
-    xt_tensor_release(ctx, before);
-    xt_tensor_release(ctx, flat);
-    return status;
-}
 
 /* Gives input i the gradient a @ b. Where the input was broadcast the tape sums it down. */
 static enum xt_status give(struct xt_ctx *ctx, struct xt_grads *g, int i, struct xt_tensor *a,
@@ -190,7 +140,7 @@ static enum xt_status give(struct xt_ctx *ctx, struct xt_grads *g, int i, struct
             goto done;
         }
     }
-    XT_GO(multiplied(ctx, g, i, whole, &made, a, b, &flat));
+    XT_GO(xt_binary(ctx, "matmul", a, b, &flat));
     if (whole) {
         status = xt_reshape(ctx, flat, want->shape, want->ndim, &g->grad_in[i]);
     } else if (want->ndim == 1) { /* a row that met a batch: (..., 1, K) to (..., K) */

@@ -69,15 +69,14 @@ static enum xt_status fused_infer(struct xt_ctx *ctx, const struct xt_op *op,
     outputs[0].spec.shape[x->ndim - 1] = args->inputs[DOWN]->shape[0];
     outputs[1].spec = (struct xt_spec){.dtype = x->dtype, .ndim = 2};
     outputs[1].spec.shape[0] = rows_of(x);
-    outputs[1].spec.shape[1] = xt_mlp_width(x, args->inputs[GATE]);
-    outputs[2].spec = outputs[1].spec;
+    outputs[1].spec.shape[1] = 2 * xt_mlp_width(x, args->inputs[GATE]);
     return XT_OK;
 }
 
 static enum xt_status grad_infer(struct xt_ctx *ctx, const struct xt_op *op,
                                  const struct xt_args *args, struct xt_output *outputs) {
     (void)ctx, (void)op;
-    xt_output_like(&outputs[0], args->inputs[1]);
+    xt_output_like(&outputs[0], args->inputs[X]);
     if (args->attrs[0].i) return XT_OK;
     outputs[0].spec.ndim = 1;
     outputs[0].spec.shape[0] = 0;
@@ -85,49 +84,47 @@ static enum xt_status grad_infer(struct xt_ctx *ctx, const struct xt_op *op,
 }
 
 static const struct xt_param grad_params[] = {
-    {.name = "grad", .kind = XT_P_TENSOR},
     {.name = "x", .kind = XT_P_TENSOR},
     {.name = "gate", .kind = XT_P_TENSOR},
     {.name = "up", .kind = XT_P_TENSOR},
     {.name = "down", .kind = XT_P_TENSOR},
-    {.name = "gated", .kind = XT_P_TENSOR},                   /* x gate^T, in its width */
-    {.name = "upped", .kind = XT_P_TENSOR},                   /* x up^T */
-    {.name = "onto", .kind = XT_P_TENSOR, .optional = true},  /* dx is added to it */
+    {.name = "grad", .kind = XT_P_TENSOR},
+    {.name = "pair", .kind = XT_P_TENSOR},                    /* what forward kept */
     {.name = "dgate", .kind = XT_P_TENSOR, .optional = true}, /* f32 (f64), written */
     {.name = "dup", .kind = XT_P_TENSOR, .optional = true},
     {.name = "ddown", .kind = XT_P_TENSOR, .optional = true},
-    {.name = "input", .kind = XT_P_BOOL}, /* whether dx is wanted */
+    {.name = "input", .kind = XT_P_BOOL}, /* whether the gradient of x is wanted */
     {.name = "add_gate", .kind = XT_P_BOOL},
     {.name = "add_up", .kind = XT_P_BOOL},
     {.name = "add_down", .kind = XT_P_BOOL},
     {0},
 };
 
+enum { GRAD = INPUTS, PAIR, TARGETS, ALL = TARGETS + 3 };
+
 static const struct xt_op op_grad = {
     .name = "swiglu_mlp_grad",
-    .doc =
-        "the gradient of x, added to onto; those of the weights are written or, with add_, added",
+    .doc = "the gradient of x; those of the weights are written or, with add_..., added to",
     .params = grad_params,
     .n_outputs = 1,
     .flags = XT_INTERNAL | XT_NO_GRADIENT,
     .dtypes = FACTORS,
-    .writes = 1u << 8 | 1u << 9 | 1u << 10,
+    .writes = 7u << TARGETS,
     .infer = grad_infer,
 };
 
 static enum xt_status fused_back(struct xt_ctx *ctx, struct xt_grads *g) {
-    enum { ONTO = 7, TARGETS = 8, ALL = 11 };
-    struct xt_tensor *in[ALL] = {g->grad_out[0], g->in[X],  g->in[GATE], g->in[UP],
-                                 g->in[DOWN],    g->out[1], g->out[2],   NULL};
-    struct xt_tensor *own[INPUTS] = {NULL}, *dx = NULL;
+    struct xt_tensor *in[ALL] = {NULL}, *own[INPUTS] = {NULL}, *dx = NULL;
     struct xt_args args;
     enum xt_status status = XT_OK;
+    for (int i = X; i <= DOWN; i++) in[i] = g->in[i];
+    in[GRAD] = g->grad_out[0];
+    in[PAIR] = g->out[1];
     xt_args_init(&args, &op_grad, in, ALL);
     args.attrs[0].i = g->wants[X];
     for (int i = GATE; i <= DOWN; i++) {
         struct xt_tensor **target = &in[TARGETS + i - GATE];
         bool add = false;
-        *target = NULL;
         if (!g->wants[i]) continue;
         XT_GO(xt_grads_target(ctx, g, i, target, &add));
         if (!*target) {
@@ -138,7 +135,6 @@ static enum xt_status fused_back(struct xt_ctx *ctx, struct xt_grads *g) {
         }
         args.attrs[i].i = add;
     }
-    if (g->wants[X]) in[ONTO] = xt_grads_take(ctx, g, X);
     XT_GO(xt_call_run(ctx, &op_grad, &args, &dx));
     if (g->wants[X]) {
         g->grad_in[X] = dx;
@@ -147,7 +143,6 @@ static enum xt_status fused_back(struct xt_ctx *ctx, struct xt_grads *g) {
     for (int i = GATE; i <= DOWN; i++)
         if (own[i]) XT_GO(xt_cast(ctx, own[i], g->in_spec[i].dtype, &g->grad_in[i]));
 done:
-    xt_tensor_release(ctx, in[ONTO]);
     xt_tensor_release(ctx, dx);
     for (int i = GATE; i <= DOWN; i++) xt_tensor_release(ctx, own[i]);
     return status;
@@ -163,14 +158,14 @@ static const struct xt_param params[] = {
 
 static const struct xt_op op_fused = {
     .name = "swiglu_mlp_fused",
-    .doc = "swiglu_mlp without its inner values in memory but for the two factors of swiglu",
+    .doc = "swiglu_mlp, of whose inner values only the factors of swiglu stay in memory",
     .params = params,
-    .n_outputs = 3,
-    .n_hidden = 2, /* x gate^T and x up^T */
+    .n_outputs = 2,
+    .n_hidden = 1, /* x gate^T and x up^T, side by side */
     .flags = XT_INTERNAL | XT_EXPENSIVE,
     .dtypes = FACTORS,
     .keeps_in = 15,
-    .keeps_out = 6,
+    .keeps_out = 2,
     .infer = fused_infer,
     .backward = fused_back,
 };
