@@ -273,7 +273,7 @@ struct xt_onednn_job *xt_onednn_prepare(struct xt_ctx *ctx, int thread,
 bool xt_onednn_run(struct xt_ctx *ctx, int thread, struct xt_onednn_job *job, const void *a,
                    const void *b, float *c);
 
-/* ---- choice.c: the algorithms of matrix products on a GPU -------------------------------------- */
+/* ---- choice.c: the algorithms of matrix products on a GPU ------------------------------------ */
 
 /*
  * What describes a product to the library: c = a @ b, sizes and strides in elements. Compared as

@@ -16,7 +16,7 @@ static struct xtbind *bind_of(lua_State *L) {
     return b;
 }
 
-/* ---- what a function owns while Lua may raise ------------------------------------------------- */
+/* ---- what a function owns while Lua may raise ------------------------------------------------ */
 
 /* Collected with the call that made it. */
 struct owned {

@@ -34,14 +34,17 @@ end
 
 -- ---- tuning ------------------------------------------------------------------------------------
 
+local function read_or_raise(path)
+  local text, message = file.read(path)
+  if not text then error(message, 0) end
+  return text
+end
+
 -- From here on each product is measured when it is first met. What the file has is what another
 -- algorithm must beat. Raises without a GPU, and for a file that is no table.
 function M.start_tuning(path)
   core.tune(true)
-  if not file.exists(path) then return end
-  local text, message = file.read(path)
-  if not text then error(message, 0) end
-  core.use_products(text, path)
+  if file.exists(path) then core.use_products(read_or_raise(path), path) end
 end
 
 -- The text of a table with the rows of `new` in it, what stands above its rows kept; how many rows
@@ -55,17 +58,13 @@ end
 -- Ends tuning, and puts what it found into the file. Returns a sentence.
 function M.finish_tuning(path)
   core.tune(false)
-  local old, ok, message = HEADER, nil, nil
-  if file.exists(path) then
-    old, message = file.read(path)
-    if not old then error(message, 0) end
-  end
+  local old = file.exists(path) and read_or_raise(path) or HEADER
   local measured, rows = core.products(), {}
   for _, choice in ipairs(measured) do
     if choice.from == "tuned" then rows[#rows + 1] = choice.row end
   end
   local text, added, changed = M.merge(old, path, table.concat(rows))
-  ok, message = file.write_atomic(path, text)
+  local ok, message = file.write_atomic(path, text)
   if not ok then error(message, 0) end
   return ("%s: %d products measured, %d rows new, %d changed"):format(path, #measured, added,
     changed)
