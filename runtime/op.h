@@ -308,6 +308,10 @@ struct xt_choice {
     uint64_t words[XT_CHOICE_WORDS]; /* the algorithm, opaque, of this version of the library */
     enum xt_choice_from from;
     bool used; /* in this process */
+    /* Of tuning: how many algorithms were measured (0: none were), and the microseconds of the one
+       that would have been taken and of the one that is. */
+    int measured;
+    double before_us, after_us;
 };
 
 struct xt_choices *xt_choices_new(void); /* NULL when memory is out */

@@ -333,7 +333,7 @@ static float middle(const float *times) {
 static enum xt_status find_fastest(struct xt_ctx *ctx, const struct xt_cublas *blas,
                                    const struct plan *p, const struct xt_cublas_product *x,
                                    const struct bench *at, const struct candidate *list, int n,
-                                   int *fastest) {
+                                   int *fastest, struct xt_choice *made) {
     float times[TIMED][ROUNDS], once = 0;
     for (int i = n; i-- > 0;) /* the first launch of a kernel loads it */
         for (int warm = 0; warm < 2; warm++)
@@ -346,14 +346,17 @@ static enum xt_status find_fastest(struct xt_ctx *ctx, const struct xt_cublas *b
     int best = 0;
     for (int i = 1; i < n; i++)
         if (middle(times[i]) < middle(times[best])) best = i;
-    *fastest = middle(times[best]) < GAIN * middle(times[0]) ? best : 0;
+    *fastest = best = middle(times[best]) < GAIN * middle(times[0]) ? best : 0;
+    made->measured = n;
+    made->before_us = 1e3 * (double)middle(times[0]);
+    made->after_us = 1e3 * (double)middle(times[best]);
     return XT_OK;
 }
 
 /* Puts the fastest candidate first. */
 static enum xt_status measure(struct xt_ctx *ctx, const struct xt_cublas *blas,
                               const struct plan *p, const struct xt_cublas_product *x,
-                              struct candidate *list, int n) {
+                              struct candidate *list, int n, struct xt_choice *made) {
     const struct xt_choice_key *k = &x->key;
     const int64_t elements = (k->batch - 1) * k->c_batch + (k->m - 1) * k->ldc + k->n;
     struct bench at = {};
@@ -366,7 +369,7 @@ static enum xt_status measure(struct xt_ctx *ctx, const struct xt_cublas *blas,
         ctx, cudaMemsetAsync(at.room, 0, at.room_bytes, xt_cuda_stream(ctx)))); /* no NaN */
     XT_GO(xt_cuda_status(ctx, cudaEventCreate(&at.from)));
     XT_GO(xt_cuda_status(ctx, cudaEventCreate(&at.to)));
-    XT_GO(find_fastest(ctx, blas, p, x, &at, list, n, &fastest));
+    XT_GO(find_fastest(ctx, blas, p, x, &at, list, n, &fastest, made));
     list[0] = list[fastest];
 done:
     if (at.to) cudaEventDestroy(at.to);
@@ -386,7 +389,7 @@ static bool is_same(const cublasLtMatmulAlgo_t *a, const cublasLtMatmulAlgo_t *b
  */
 static enum xt_status tune(struct xt_ctx *ctx, const struct xt_cublas *blas, const struct plan *p,
                            const struct xt_cublas_product *x, cublasLtMatmulPreference_t preference,
-                           struct candidate *one, enum xt_choice_from *from) {
+                           struct candidate *one, struct xt_choice *made) {
     struct candidate list[TIMED], ranked[RANKED];
     int n = 0, n_ranked = 0;
     XT_TRY(check(ctx, blas, rank(blas, p, preference, RANKED, ranked, &n_ranked), &x->key));
@@ -399,9 +402,10 @@ static enum xt_status tune(struct xt_ctx *ctx, const struct xt_cublas *blas, con
             n++;
     }
     const cublasLtMatmulAlgo_t before = one->algorithm;
-    if (n > 1) XT_TRY(measure(ctx, blas, p, x, list, n));
+    if (n > 1) XT_TRY(measure(ctx, blas, p, x, list, n, made));
     *one = list[0];
-    if (*from != XT_FROM_LIBRARY || !is_same(&before, &one->algorithm)) *from = XT_FROM_TUNING;
+    if (made->from != XT_FROM_LIBRARY || !is_same(&before, &one->algorithm))
+        made->from = XT_FROM_TUNING;
     return XT_OK;
 }
 
@@ -429,7 +433,7 @@ static enum xt_status choose(struct xt_ctx *ctx, const struct xt_cublas *blas, s
         made.from = XT_FROM_LIBRARY;
         XT_TRY(check(ctx, blas, rank(blas, p, preference, 1, &one, &n), &x->key));
     }
-    if (xt_tuning(ctx)) XT_TRY(tune(ctx, blas, p, x, preference, &one, &made.from));
+    if (xt_tuning(ctx)) XT_TRY(tune(ctx, blas, p, x, preference, &one, &made));
     memcpy(made.words, &one.algorithm, sizeof made.words);
     p->algorithm = one.algorithm;
     p->workspace = one.workspace;

@@ -60,7 +60,7 @@ static void push_choice(lua_State *L, const struct xt_choice *c) {
     static const char *const from[] = {"heuristic", "table", "run", "tuned"};
     const struct xt_choice_key *k = &c->key;
     char text[XT_CHOICE_TEXT];
-    lua_createtable(L, 0, 24);
+    lua_createtable(L, 0, 28);
     lua_pushstring(L, c->device);
     lua_setfield(L, -2, "device");
     set_integer(L, "version", c->version);
@@ -87,6 +87,13 @@ static void push_choice(lua_State *L, const struct xt_choice *c) {
     lua_setfield(L, -2, "words");
     lua_pushstring(L, from[c->from]);
     lua_setfield(L, -2, "from");
+    if (c->measured) {
+        set_integer(L, "measured", c->measured);
+        lua_pushnumber(L, c->before_us);
+        lua_setfield(L, -2, "before_us");
+        lua_pushnumber(L, c->after_us);
+        lua_setfield(L, -2, "after_us");
+    }
     xt_choice_write(c, text, sizeof text);
     lua_pushstring(L, text);
     lua_setfield(L, -2, "row");
@@ -95,7 +102,8 @@ static void push_choice(lua_State *L, const struct xt_choice *c) {
 /*
  * products(): the choices used in this process, sorted: {{device, version, dtype, out, m, n, k,
  * batch, lda, ldb, ldc, a_turned, b_turned, bias, add, words, from = "heuristic"|"table"|"run"|
- * "tuned", row = its text}, ...}. Without a GPU: none.
+ * "tuned", row = its text}, ...}; after tuning also measured, of how many algorithms the fastest
+ * is taken, and the microseconds before_us and after_us. Without a GPU: none.
  */
 static int products(lua_State *L) {
     struct xtbind *b = bind_of(L);

@@ -55,19 +55,33 @@ function M.merge(old, name, new)
   return (first and old:sub(1, first - 1) or old) .. rows, added, changed
 end
 
--- Ends tuning, and puts what it found into the file. Returns a sentence.
+-- "8192 x 2736 x 1024 bf16 to bf16: 66.5 us, now 57.5 (0.86), of 12 algorithms"
+local function told(choice)
+  return ("%s%d x %d x %d %s to %s%s: %.1f us, now %.1f (%.2f), of %d algorithms"):format(
+    choice.batch > 1 and ("%d of "):format(choice.batch) or "", choice.m, choice.n, choice.k,
+    choice.dtype, choice.out, choice.add and ", added" or "", choice.before_us, choice.after_us,
+    choice.after_us / choice.before_us, choice.measured)
+end
+
+-- Ends tuning, and puts what it found into the file. Returns a text: a line for each product that
+-- takes another algorithm now than it did, and a sentence.
 function M.finish_tuning(path)
   core.tune(false)
   local old = file.exists(path) and read_or_raise(path) or HEADER
-  local measured, rows = core.products(), {}
-  for _, choice in ipairs(measured) do
+  local lines, rows, products, algorithms = {}, {}, 0, 0
+  for _, choice in ipairs(core.products()) do
     if choice.from == "tuned" then rows[#rows + 1] = choice.row end
+    if choice.measured then
+      products, algorithms = products + 1, algorithms + choice.measured
+      if choice.after_us < choice.before_us then lines[#lines + 1] = told(choice) end
+    end
   end
   local text, added, changed = M.merge(old, path, table.concat(rows))
   local ok, message = file.write_atomic(path, text)
   if not ok then error(message, 0) end
-  return ("%s: %d products measured, %d rows new, %d changed"):format(path, #measured, added,
-    changed)
+  lines[#lines + 1] = ("%s: %d products and %d algorithms measured, %d rows new, %d changed")
+    :format(path, products, algorithms, added, changed)
+  return table.concat(lines, "\n")
 end
 
 return M

@@ -62,6 +62,37 @@ describe("a save's algorithms", function()
 end)
 
 describe("tuning", function()
+  it("puts what is faster into the file, and tells the times", function()
+    local core, path = xt.core, temporary()
+    local real = { products = core.products, tune = core.tune }
+    finally(function() core.products, core.tune = real.products, real.tune end)
+    local function choice(m, from, text, before_us, after_us)
+      return { m = m, n = 16, k = 24, batch = 1, dtype = "bf16", out = "f32", add = true,
+        from = from, row = text, measured = before_us and 9, before_us = before_us,
+        after_us = after_us }
+    end
+    core.products = function()
+      return { choice(4, "heuristic", row(4, 1), 7.0, 7.0),
+        choice(5, "tuned", row(5, 2), 66.5, 57.5), choice(6, "tuned", row(6, 2), 8.0, 8.0),
+        choice(7, "table", row(7, 1)) }
+    end
+    local on
+    core.tune = function(value) on = value end
+    assert(io.open(path, "wb")):write("/* Head. */\n" .. row(9, 1) .. row(6, 1)):close()
+    local said = products.finish_tuning(path)
+    assert.is_false(on)
+    assert.are.equal("5 x 16 x 24 bf16 to f32, added: 66.5 us, now 57.5 (0.86), of 9 algorithms\n"
+      .. path .. ": 3 products and 27 algorithms measured, 1 rows new, 1 changed", said)
+    assert.are.equal("/* Head. */\n" .. row(5, 2) .. row(6, 2) .. row(9, 1),
+      assert(io.open(path)):read("a"))
+    os.remove(path)
+    products.finish_tuning(path)
+    local text = assert(io.open(path)):read("a")
+    assert.truthy(text:find("^/%*[^\n]*%*/\nPRODUCT%("))
+    assert.are.equal(row(5, 2) .. row(6, 2), text:gsub("^[^\n]*\n", ""))
+    assert.are.same({ (row(4, 1):gsub("\n *", " "):gsub(" $", "")) }, { products.rows()[1] })
+  end)
+
   it("without a GPU says so, and leaves the file alone", function()
     if pcall(xt.zeros, {}, { device = "cuda" }) then return end
     local path = temporary()
