@@ -62,7 +62,8 @@ function M.run(run, o)
   local chunk, message = load(text, "@" .. (recipe and recipe.path or path), "t")
   if not chunk then return nil, message end
   local known
-  known, message = products.use(o.info.products, run .. ": the save of step " .. o.info.step)
+  known, message = products.use(o.info.products, ("%s: the save of step %s"):format(run,
+    tostring(o.info.step)))
   if not known then return nil, message end
   local out = os.tmpname()
   os.remove(out)
