@@ -33,6 +33,7 @@ void xt_ctx_free(struct xt_ctx *ctx) {
     xt_ops_close(ctx);
     xt_onednn_close(ctx);
     xt_backend_close(ctx);
+    xt_choices_free(ctx->choices);
     xt_memory_close(ctx);
     for (size_t i = 0; i < ctx->cap_interned; i++) free(ctx->interned[i]);
     free(ctx->interned);

@@ -89,6 +89,11 @@ struct xt_ctx {
     /* onednn.c */
     struct xt_onednn *onednn; /* NULL until it is asked for */
 
+    /* choice.c */
+    struct xt_choices *choices; /* NULL until they are asked for */
+    int choices_changed;        /* how often they are to be looked up anew */
+    bool tuning;                /* products are measured */
+
     /* storage.c */
     struct xt_storage *storages; /* the newest */
     int64_t n_storages;          /* ever made */

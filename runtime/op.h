@@ -237,6 +237,9 @@ struct xt_backend {
     enum xt_status (*finish)(struct xt_ctx *ctx);
     /* One line for people: model, memory, versions. */
     void (*describe)(struct xt_ctx *ctx, char *text, size_t bytes);
+    /* The name of the device, and the version of the library of its products; NULL: none. */
+    enum xt_status (*product_library)(struct xt_ctx *ctx, char *device, size_t bytes,
+                                      int64_t *version);
 };
 
 void *xt_backend_state(const struct xt_ctx *ctx, enum xt_device device);
@@ -269,6 +272,79 @@ struct xt_onednn_job *xt_onednn_prepare(struct xt_ctx *ctx, int thread,
                                         const struct xt_onednn_product *product);
 bool xt_onednn_run(struct xt_ctx *ctx, int thread, struct xt_onednn_job *job, const void *a,
                    const void *b, float *c);
+
+/* ---- choice.c: the algorithms of matrix products on a GPU ------------------------------------ */
+
+/*
+ * What describes a product to the library: c = a @ b, sizes and strides in elements. Compared as
+ * bytes, so it is zeroed before it is filled.
+ */
+struct xt_choice_key {
+    int64_t m, n, k, batch;            /* a is m x k, b is k x n */
+    int64_t lda, ldb, ldc;             /* between rows, or between columns where turned */
+    int64_t a_batch, b_batch, c_batch; /* from one product of the batch to the next */
+    int32_t in, out;                   /* enum xt_dtype: of a and b, and of c */
+    int32_t a_turned, b_turned;        /* stored by columns */
+    int32_t bias, add;                 /* whether a bias is added, and whether c is added to */
+    int32_t a_align, b_align, c_align; /* bytes, at most 64 */
+    int32_t unused;                    /* no padding that would not be zero */
+};
+
+enum xt_choice_from {
+    XT_FROM_LIBRARY, /* its first */
+    XT_FROM_TABLE,   /* kernels/products.def */
+    XT_FROM_RUN,     /* a run that is gone on with, or made again */
+    XT_FROM_TUNING,  /* measured in this process: goes into the table */
+};
+
+#define XT_CHOICE_DEVICE 64
+#define XT_CHOICE_WORDS 8
+#define XT_CHOICE_TEXT 768 /* bytes that hold every row */
+
+struct xt_choice {
+    char device[XT_CHOICE_DEVICE]; /* "NVIDIA H200" */
+    int64_t version;               /* of the library, in its own counting */
+    struct xt_choice_key key;
+    uint64_t words[XT_CHOICE_WORDS]; /* the algorithm, opaque, of this version of the library */
+    enum xt_choice_from from;
+    bool used; /* in this process */
+    /* Of tuning: how many algorithms were measured (0: none were), and the microseconds of the one
+       that would have been taken and of the one that is. */
+    int measured;
+    double before_us, after_us;
+};
+
+struct xt_choices *xt_choices_new(void); /* NULL when memory is out */
+void xt_choices_free(struct xt_choices *set);
+/* NULL: there is none. Valid until the set changes. */
+const struct xt_choice *xt_choices_find(const struct xt_choices *set, const char *device,
+                                        int64_t version, const struct xt_choice_key *key);
+/* Takes the place of what was chosen for the same product, device and version. */
+enum xt_status xt_choices_put(struct xt_ctx *ctx, struct xt_choices *set,
+                              const struct xt_choice *choice);
+/* Puts all rows of a text; XT_FORMAT names line and field, and the set is as it was. */
+enum xt_status xt_choices_read(struct xt_ctx *ctx, struct xt_choices *set, const char *text,
+                               const char *name, enum xt_choice_from from);
+/* All, sorted; the caller frees the list, whose rows are the set's. */
+enum xt_status xt_choices_list(struct xt_ctx *ctx, const struct xt_choices *set,
+                               const struct xt_choice ***out, int *n);
+/* One row as text, with a new line at its end. XT_CHOICE_TEXT bytes are enough. */
+void xt_choice_write(const struct xt_choice *c, char *text, size_t bytes);
+
+/* The context's: of the table at first. */
+enum xt_status xt_choices_of(struct xt_ctx *ctx, struct xt_choices **out);
+/* Those of a run, before others; what was chosen already is chosen anew. */
+enum xt_status xt_choices_use(struct xt_ctx *ctx, const char *text, const char *name);
+int xt_choices_changed(const struct xt_ctx *ctx); /* another number when choices are to be looked
+                                                     up anew */
+/* While on, each product is measured when it is first met, and the fastest algorithm taken. This
+   waits for the device, and other runs give other choices: never in a run that counts. */
+void xt_tune(struct xt_ctx *ctx, bool on);
+bool xt_tuning(const struct xt_ctx *ctx);
+uint64_t xt_choices_digest(void); /* of the table that is compiled in */
+/* The device's name and the library's version, which is opened for it. */
+enum xt_status xt_product_library(struct xt_ctx *ctx, char device[XT_CHOICE_DEVICE],
+                                  int64_t *version);
 
 /* The width that swiglu_mlp works in for an x and a gate: ffn or, where tensor cores take that
    slowly and the product is large, the next multiple of 8. */

@@ -200,6 +200,43 @@ describe("on cuda,", function()
     assert.are.equal(before, xt.memory("cuda").waits)
   end)
 
+  it("a product's algorithm is known, kept, and taken again from a run; tuning changes no sum",
+    function()
+      local a = xt.randn({ 320, 136 }, { seed = 1 }):to("bf16")
+      local w = xt.var(xt.randn({ 136, 264 }, { seed = 2 }))
+      -- The product, and a gradient that is added to what is there twice.
+      local function results()
+        local c = xt.matmul(a, w:to("bf16"))
+        w:zero_grad()
+        for _ = 1, 2 do xt.sum(xt.matmul(a, w:to("bf16"))):backward() end
+        return c:digest(), w.grad:digest(), w.grad:to("cpu")
+      end
+      local function chosen()
+        for _, choice in ipairs(core.products()) do
+          if choice.m == 320 and choice.n == 264 then return choice end
+        end
+      end
+      local product, gradient, wanted = results()
+      local before = chosen()
+      assert.truthy(before.from == "heuristic" or before.from == "table", before.from)
+      local gpu, version, digest = core.product_library()
+      assert.are.same({ gpu, version }, { before.device, before.version })
+      assert.matches("^0x%x+$", digest)
+      core.use_products(before.row, "a run")
+      local same_product, same_gradient = results()
+      assert.are.same({ product, gradient }, { same_product, same_gradient })
+      assert.are.equal("run", chosen().from)
+      core.tune(true)
+      local _, _, tuned = results()
+      core.tune(false)
+      assert.truthy(chosen().measured > 1)
+      local most = xt.amax(xt.abs(wanted)):item()
+      -- Other algorithms add the same numbers in another order, in f32.
+      assert.truthy(xt.amax(xt.abs(tuned - wanted)):item() <= 1e-5 * most)
+      core.use_products(before.row, "a run")
+      assert.are.equal(product, (results()))
+    end)
+
   it("a tensor of 2^31 + 16 bytes is indexed rightly", function()
     local n = 2 ^ 31 + 16 | 0
     local t = xt.zeros({ n }, { dtype = "u8" })

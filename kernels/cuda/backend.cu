@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cublas.h"
 #include "cuda.h"
 
 #define FAULTS 256                    /* launches that may be under way with a fault unseen */
@@ -36,7 +37,7 @@ struct cuda {
     cudaStream_t stream;
     struct cudaDeviceProp properties;
     int runtime, driver;       /* versions, 1000 * major + 10 * minor */
-    struct xt_cublas *cublas;  /* linalg.cu's */
+    struct xt_cublas *cublas;  /* cublas.cu's */
     unsigned long long *worst; /* FAULTS of them, on the device */
     volatile int *any_host;    /* mapped: some fault was noted */
     int *any_device;           /* the same word, as the device sees it */
@@ -62,6 +63,10 @@ cudaStream_t xt_cuda_stream(const struct xt_ctx *ctx) {
 
 int xt_cuda_multiprocessors(const struct xt_ctx *ctx) {
     return cuda_of(ctx)->properties.multiProcessorCount;
+}
+
+const char *xt_cuda_name(const struct xt_ctx *ctx) {
+    return cuda_of(ctx)->properties.name;
 }
 
 struct xt_cublas **xt_cuda_cublas(const struct xt_ctx *ctx) {
@@ -262,5 +267,6 @@ const struct xt_backend xt_backend_cuda = {
     .fill = fill,
     .finish = finish,
     .describe = describe,
+    .product_library = xt_cublas_describe,
 };
 }

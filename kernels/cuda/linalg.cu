@@ -1,248 +1,13 @@
 /*
- * linalg.cu: matrix products, by cuBLASLt, which is opened at run time.
- *
- * A product's algorithm is chosen once by its shape, strides and alignment: the library's first
- * heuristic among those that add in a fixed order, within a fixed workspace, never by timing. So
- * the same product gives the same bits in every run on the same device and library.
+ * linalg.cu: matrix products, by cuBLASLt (cublas.cu); here is what it lacks: operands that lie
+ * badly, sizes that tensor cores take slowly, batches in several dimensions.
  */
-#include <cublasLt.h>
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "cublas.h"
 #include "cuda.h"
 
 #include "../product.h"
-
-#define WORKSPACE ((size_t)32 << 20)
-#define PLANS 1024 /* places of the table, a power of two */
-
-/* ---- the library ----------------------------------------------------------------------------- */
-
-#define FUNCTIONS(X)                                                                               \
-    X(cublasLtCreate)                                                                              \
-    X(cublasLtDestroy)                                                                             \
-    X(cublasLtGetVersion)                                                                          \
-    X(cublasLtGetStatusString)                                                                     \
-    X(cublasLtMatmul)                                                                              \
-    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
-    X(cublasLtMatmulDescCreate)                                                                    \
-    X(cublasLtMatmulDescDestroy)                                                                   \
-    X(cublasLtMatmulDescSetAttribute)                                                              \
-    X(cublasLtMatrixLayoutCreate)                                                                  \
-    X(cublasLtMatrixLayoutDestroy)                                                                 \
-    X(cublasLtMatrixLayoutSetAttribute)                                                            \
-    X(cublasLtMatmulPreferenceCreate)                                                              \
-    X(cublasLtMatmulPreferenceDestroy)                                                             \
-    X(cublasLtMatmulPreferenceSetAttribute)
-
-/* What decides an algorithm; compared as bytes, so it is zeroed before it is filled. */
-struct key {
-    int64_t m, n, k, batch, lda, ldb, ldc, a_batch, b_batch, c_batch;
-    int32_t in, out, a_turned, b_turned, bias, add;
-    int32_t a_align, b_align, c_align; /* bytes, at most 64 */
-    int32_t unused;                    /* no padding that would not be zero */
-};
-
-struct plan {
-    bool used;
-    struct key key;
-    cublasLtMatmulDesc_t what;
-    cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulAlgo_t algorithm;
-    size_t workspace;
-};
-
-struct xt_cublas {
-    void *library;
-#define POINTER(name) decltype(&::name) name;
-    FUNCTIONS(POINTER)
-#undef POINTER
-    cublasLtHandle_t handle;
-    int n_plans;
-    struct plan plans[PLANS]; /* open addressing; emptied when three quarters full */
-};
-
-static void drop_plans(struct xt_cublas *blas) {
-    for (int i = 0; i < PLANS; i++) {
-        struct plan *p = &blas->plans[i];
-        if (!p->used) continue;
-        if (p->a) blas->cublasLtMatrixLayoutDestroy(p->a);
-        if (p->b) blas->cublasLtMatrixLayoutDestroy(p->b);
-        if (p->c) blas->cublasLtMatrixLayoutDestroy(p->c);
-        if (p->what) blas->cublasLtMatmulDescDestroy(p->what);
-        memset(p, 0, sizeof *p);
-    }
-    blas->n_plans = 0;
-}
-
-void xt_cublas_free(struct xt_cublas *blas) {
-    drop_plans(blas);
-    if (blas->handle) blas->cublasLtDestroy(blas->handle);
-    if (blas->library) dlclose(blas->library);
-    free(blas);
-}
-
-static enum xt_status open_library(struct xt_ctx *ctx, struct xt_cublas **out) {
-    struct xt_cublas **place = xt_cuda_cublas(ctx);
-    if (*place) {
-        *out = *place;
-        return XT_OK;
-    }
-    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12",
-                                        "/usr/local/cuda/lib64/libcublasLt.so.13",
-                                        "/usr/local/cuda/lib64/libcublasLt.so.12"};
-    struct xt_cublas *blas = (struct xt_cublas *)calloc(1, sizeof *blas);
-    if (!blas) return xt_fail(ctx, XT_MEMORY, "out of memory: the records of a library");
-    for (size_t i = 0; i < sizeof names / sizeof *names && !blas->library; i++)
-        blas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    if (!blas->library) {
-        free(blas);
-        return xt_fail(ctx, XT_UNSUPPORTED,
-                       "products on cuda need cuBLASLt (libcublasLt.so.13), which was not found; "
-                       "the package libcublas-13-0 brings it");
-    }
-    bool complete = true;
-#define LOOK_UP(name)                                                                              \
-    blas->name = (decltype(&::name))dlsym(blas->library, #name);                                   \
-    complete = complete && blas->name;
-    FUNCTIONS(LOOK_UP)
-#undef LOOK_UP
-    if (!complete || blas->cublasLtCreate(&blas->handle) != CUBLAS_STATUS_SUCCESS) {
-        blas->handle = NULL;
-        xt_cublas_free(blas);
-        return xt_fail(ctx, XT_UNSUPPORTED, "cuBLASLt was found and does not start");
-    }
-    *out = *place = blas;
-    return XT_OK;
-}
-
-/* ---- plans ----------------------------------------------------------------------------------- */
-
-static enum xt_status check(struct xt_ctx *ctx, const struct xt_cublas *blas, cublasStatus_t status,
-                            const struct key *k) {
-    if (status == CUBLAS_STATUS_SUCCESS) return XT_OK;
-    return xt_fail(ctx, XT_UNSUPPORTED, "cuBLASLt: %s (%lld x %lld x %lld, batch %lld, %s to %s)",
-                   blas->cublasLtGetStatusString(status), (long long)k->m, (long long)k->n,
-                   (long long)k->k, (long long)k->batch, xt_dtype_name((enum xt_dtype)k->in),
-                   xt_dtype_name((enum xt_dtype)k->out));
-}
-
-static cudaDataType type_of(int32_t dtype) {
-    return dtype == XT_F32    ? CUDA_R_32F
-           : dtype == XT_BF16 ? CUDA_R_16BF
-           : dtype == XT_F16  ? CUDA_R_16F
-                              : CUDA_R_64F;
-}
-
-static cublasStatus_t make_layout(const struct xt_cublas *blas, cublasLtMatrixLayout_t *layout,
-                                  int32_t dtype, bool turned, int64_t rows, int64_t cols,
-                                  int64_t lead, int64_t batch, int64_t step) {
-    cublasStatus_t status =
-        blas->cublasLtMatrixLayoutCreate(layout, type_of(dtype), (uint64_t)(turned ? cols : rows),
-                                         (uint64_t)(turned ? rows : cols), lead);
-    if (status != CUBLAS_STATUS_SUCCESS || batch == 1) return status;
-    int32_t count = (int32_t)batch;
-    status = blas->cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                                    &count, sizeof count);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    return blas->cublasLtMatrixLayoutSetAttribute(
-        *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
-}
-
-#define GO(expression)                                                                             \
-    do {                                                                                           \
-        status = (expression);                                                                     \
-        if (status != CUBLAS_STATUS_SUCCESS) return status;                                        \
-    } while (0)
-#define SET(kind, object, name, value)                                                             \
-    GO(blas->kind##SetAttribute(object, name, &(value), sizeof(value)))
-
-/* The library counts by columns, so it is asked for the transpose: c' = b' a'. */
-static cublasStatus_t describe_product(const struct xt_cublas *blas, struct plan *p) {
-    const struct key *k = &p->key;
-    cublasStatus_t status;
-    bool wide = k->in == XT_F64;
-    cublasOperation_t turn = CUBLAS_OP_T;
-    GO(blas->cublasLtMatmulDescCreate(&p->what, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                      wide ? CUDA_R_64F : CUDA_R_32F));
-    if (k->b_turned) SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_TRANSA, turn);
-    if (k->a_turned) SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_TRANSB, turn);
-    if (k->bias) {
-        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-        cudaDataType type = type_of(k->out);
-        SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-        SET(cublasLtMatmulDesc, p->what, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
-    }
-    GO(make_layout(blas, &p->b, k->in, k->b_turned, k->n, k->k, k->ldb, k->batch, k->b_batch));
-    GO(make_layout(blas, &p->a, k->in, k->a_turned, k->k, k->m, k->lda, k->batch, k->a_batch));
-    return make_layout(blas, &p->c, k->out, false, k->n, k->m, k->ldc, k->batch, k->c_batch);
-}
-
-static cublasStatus_t choose_algorithm(const struct xt_cublas *blas, struct plan *p,
-                                       cublasLtMatmulPreference_t preference) {
-    cublasStatus_t status;
-    size_t workspace = WORKSPACE;
-    /* Partial sums are added by a second kernel in order, never as the blocks happen to end. */
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    uint32_t a = (uint32_t)p->key.b_align, b = (uint32_t)p->key.a_align,
-             c = (uint32_t)p->key.c_align;
-    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
-    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a);
-    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b);
-    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c);
-    SET(cublasLtMatmulPreference, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c);
-    cublasLtMatmulHeuristicResult_t found;
-    int n = 0;
-    GO(blas->cublasLtMatmulAlgoGetHeuristic(blas->handle, p->what, p->b, p->a, p->c, p->c,
-                                            preference, 1, &found, &n));
-    if (n == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
-    p->algorithm = found.algo;
-    p->workspace = found.workspaceSize;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-static size_t hash_of(const struct key *k) {
-    uint64_t words[sizeof *k / 8], h = 0;
-    memcpy(words, k, sizeof words);
-    for (size_t i = 0; i < sizeof words / 8; i++) h = xt_seed_mix(h, words[i]);
-    return (size_t)h;
-}
-
-static enum xt_status plan_of(struct xt_ctx *ctx, struct xt_cublas *blas, const struct key *k,
-                              struct plan **out) {
-    size_t at = hash_of(k) & (PLANS - 1);
-    for (; blas->plans[at].used; at = (at + 1) & (PLANS - 1))
-        if (memcmp(&blas->plans[at].key, k, sizeof *k) == 0) {
-            *out = &blas->plans[at];
-            return XT_OK;
-        }
-    if (4 * blas->n_plans >= 3 * PLANS) {
-        drop_plans(blas);
-        at = hash_of(k) & (PLANS - 1);
-    }
-    struct plan *p = &blas->plans[at];
-    p->key = *k;
-    cublasLtMatmulPreference_t preference = NULL;
-    cublasStatus_t status = blas->cublasLtMatmulPreferenceCreate(&preference);
-    if (status == CUBLAS_STATUS_SUCCESS) status = describe_product(blas, p);
-    if (status == CUBLAS_STATUS_SUCCESS) status = choose_algorithm(blas, p, preference);
-    if (preference) blas->cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        if (p->a) blas->cublasLtMatrixLayoutDestroy(p->a);
-        if (p->b) blas->cublasLtMatrixLayoutDestroy(p->b);
-        if (p->c) blas->cublasLtMatrixLayoutDestroy(p->c);
-        if (p->what) blas->cublasLtMatmulDescDestroy(p->what);
-        memset(p, 0, sizeof *p);
-        return check(ctx, blas, status, k);
-    }
-    p->used = true;
-    blas->n_plans++;
-    *out = p;
-    return XT_OK;
-}
 
 /* ---- kernels beside the library -------------------------------------------------------------- */
 
@@ -438,34 +203,21 @@ static void put_back(struct xt_ctx *ctx, const struct side *s) {
     if (s->scratch) xt_scratch_put(ctx, XT_CUDA, s->scratch, s->bytes);
 }
 
-static enum xt_status multiply(struct xt_ctx *ctx, struct xt_cublas *blas,
-                               const struct xt_cuda_gemm *g, const struct side *a,
-                               const struct side *b, void *c, int64_t ldc, int64_t c_batch) {
-    struct key k;
-    memset(&k, 0, sizeof k);
-    k.m = g->m, k.n = g->n, k.k = g->k, k.batch = g->batch;
-    k.lda = a->lead, k.ldb = b->lead, k.ldc = ldc;
-    k.a_batch = a->step, k.b_batch = b->step, k.c_batch = g->batch == 1 ? 0 : c_batch;
-    k.in = g->in, k.out = g->out, k.a_turned = a->turned, k.b_turned = b->turned;
-    k.bias = g->bias != NULL, k.add = g->beta != 0;
-    k.a_align = alignment(a->data), k.b_align = alignment(b->data), k.c_align = alignment(c);
-    struct plan *p = NULL;
-    XT_TRY(plan_of(ctx, blas, &k, &p));
-    if (g->bias) {
-        cublasStatus_t status = blas->cublasLtMatmulDescSetAttribute(
-            p->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias);
-        XT_TRY(check(ctx, blas, status, &k));
-    }
-    void *workspace = NULL;
-    if (p->workspace) XT_TRY(xt_scratch_get(ctx, XT_CUDA, p->workspace, &workspace));
-    float alpha = (float)g->alpha, beta = (float)g->beta;
-    bool wide = g->in == XT_F64;
-    cublasStatus_t status = blas->cublasLtMatmul(
-        blas->handle, p->what, wide ? (const void *)&g->alpha : &alpha, b->data, p->b, a->data,
-        p->a, wide ? (const void *)&g->beta : &beta, c, p->c, c, p->c, &p->algorithm, workspace,
-        p->workspace, xt_cuda_stream(ctx));
-    if (workspace) xt_scratch_put(ctx, XT_CUDA, workspace, p->workspace);
-    return check(ctx, blas, status, &k);
+static enum xt_status multiply(struct xt_ctx *ctx, const struct xt_cuda_gemm *g,
+                               const struct side *a, const struct side *b, void *c, int64_t ldc,
+                               int64_t c_batch) {
+    struct xt_cublas_product p;
+    memset(&p, 0, sizeof p);
+    struct xt_choice_key *k = &p.key;
+    k->m = g->m, k->n = g->n, k->k = g->k, k->batch = g->batch;
+    k->lda = a->lead, k->ldb = b->lead, k->ldc = ldc;
+    k->a_batch = a->step, k->b_batch = b->step, k->c_batch = g->batch == 1 ? 0 : c_batch;
+    k->in = g->in, k->out = g->out, k->a_turned = a->turned, k->b_turned = b->turned;
+    k->bias = g->bias != NULL, k->add = g->beta != 0;
+    k->a_align = alignment(a->data), k->b_align = alignment(b->data), k->c_align = alignment(c);
+    p.a = a->data, p.b = b->data, p.c = c, p.bias = g->bias;
+    p.alpha = g->alpha, p.beta = g->beta;
+    return xt_cublas_multiply(ctx, &p);
 }
 
 /* What is computed apart and then brought to c. */
@@ -495,10 +247,8 @@ static enum xt_status bring(struct xt_ctx *ctx, const struct xt_cuda_gemm *g,
 
 enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given) {
     struct xt_cuda_gemm g = *given;
-    struct xt_cublas *blas = NULL;
     if (g.m == 0 || g.n == 0 || g.batch == 0) return XT_OK;
     if (g.k == 0) return scale_and_add(ctx, &g, g.beta);
-    XT_TRY(open_library(ctx, &blas));
     const void *late_bias = g.in == XT_F64 ? g.bias : NULL; /* the library has none in f64 */
     if (late_bias) g.bias = NULL;
     /* Sums and rows of 16-bit numbers are grown to what tensor cores take at full speed. */
@@ -532,7 +282,7 @@ enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *given
             wide.bias = bias.data;
         }
     }
-    XT_GO(multiply(ctx, blas, &wide, &a, &b, apart.data ? apart.data : g.c, apart.row, apart.step));
+    XT_GO(multiply(ctx, &wide, &a, &b, apart.data ? apart.data : g.c, apart.row, apart.step));
     if (apart.data) XT_GO(bring(ctx, &g, &apart));
     if (late_bias) {
         g.bias = late_bias;

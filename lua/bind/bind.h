@@ -108,6 +108,8 @@ void xtbind_open_core(lua_State *L, struct xtbind *b);
 
 /* observe.c: who looks on, the trap, statistics. */
 void xtbind_open_observe(lua_State *L, struct xtbind *b);
+/* choice.c: the algorithms of a GPU's products. */
+void xtbind_open_choice(lua_State *L, struct xtbind *b);
 /* graph.c */
 void xtbind_open_graph(lua_State *L, struct xtbind *b);
 

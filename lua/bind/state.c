@@ -264,6 +264,7 @@ int luaopen_xtrain(lua_State *L) {
     xtbind_open_op(L, b);
     xtbind_open_core(L, b);
     xtbind_open_observe(L, b);
+    xtbind_open_choice(L, b);
     xtbind_open_graph(L, b);
     for (const struct xt_embedded *file = xt_embedded_files; file->name; file++) {
         if (strcmp(file->name, "xtrain.init") != 0) continue;

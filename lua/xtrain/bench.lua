@@ -3,6 +3,7 @@
 local xt = require "xtrain"
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
+local products = require "xtrain.products"
 local profile = require "xtrain.profile"
 
 local M = {}
@@ -85,6 +86,7 @@ function M.steps(run, begin)
     if step > M.WARMUP then seconds[#seconds + 1] = now - started end
     if #seconds == timed then
       local tokens = own.step_tokens * own.world
+      if run.options.tune ~= "" then print(products.finish_tuning(run.options.tune)) end
       allocs = xt.memory(run.device).system_allocs - allocs
       io.stdout:write(M.line(run, seconds, tokens, own.models[1], allocs), "\n")
       io.stdout:flush()

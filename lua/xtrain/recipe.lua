@@ -20,6 +20,7 @@ local finite = require "xtrain.finite"
 local log = require "xtrain.log"
 local options = require "xtrain.options"
 local options_text = require "xtrain.options_text"
+local products = require "xtrain.products"
 local profile = require "xtrain.profile"
 local save = require "xtrain.save"
 local train = require "xtrain.train"
@@ -40,6 +41,7 @@ local COMMON = {
   keep = 2, -- saves
   log_every = 10, -- steps
   bench = 0, -- timed steps
+  tune = "", -- with bench: the table that the fastest algorithms of the products go into
   smoke = false, -- three steps, to see that the recipe works
   trap = false, -- stop at the first op whose output is not finite
   lost_updates = false, -- log the share of bf16 weights whose update rounds to nothing
@@ -171,6 +173,13 @@ local function recipe(given, words)
   if o.trap then xt.core.trap(true) end
   if o.graph and o.lost_updates then
     fail("recipe: graph=true has no lost_updates: leave one of them out")
+  end
+  if o.tune ~= "" then
+    if o.bench == 0 or o.graph or self.device ~= "cuda" then
+      fail("recipe: tune=FILE measures products, and goes with device=cuda bench=1 graph=false: a "
+        .. "run never chooses by timing")
+    end
+    products.start_tuning(o.tune)
   end
   if replay then
     self.out, own.saves = replay.out, { replay.save }
@@ -592,6 +601,7 @@ local function info_of(self, step)
     bytes_per_token = own.bytes_per_token, name = self.name,
     options = edits.original_options(self),
     model = model_of(own), version = xt.version, fingerprint = save.fingerprint(),
+    products = products.rows(),
     recipe = own.recipe_text and { text = own.recipe_text, path = own.recipe_path,
       hash = save.hex(xt.core.hash(own.recipe_text)) } or nil }
 end

@@ -2,6 +2,7 @@
 -- `xtrain verify` compares, and what `xtrain replay` stands in. Nothing of the run is written.
 local again = require "xtrain.again"
 local finite = require "xtrain.finite"
+local products = require "xtrain.products"
 local save = require "xtrain.save"
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
@@ -60,6 +61,10 @@ function M.run(run, o)
   if not text then return nil, path .. ": there is no text of the recipe to replay" end
   local chunk, message = load(text, "@" .. (recipe and recipe.path or path), "t")
   if not chunk then return nil, message end
+  local known
+  known, message = products.use(o.info.products, ("%s: the save of step %s"):format(run,
+    tostring(o.info.step)))
+  if not known then return nil, message end
   local out = os.tmpname()
   os.remove(out)
   local wanted = { out = out, save = o.from and o.from.dir, last = o.last, chain = {}, steps = {},

@@ -4,6 +4,7 @@
 local xt = require "xtrain"
 local nn = require "xtrain.nn"
 local hf = require "xtrain.hf"
+local products = require "xtrain.products"
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
 local safetensors = require "xtrain.core.safetensors"
@@ -20,9 +21,17 @@ end
 M.hex = hex
 
 -- What a comparison of digests depends on besides the recipe: where these differ, the last bits of
--- a result may. The number of threads is not among them.
-function M.fingerprint()
-  local out = { version = xt.version, isa = xt.isa(), device = xt.device() }
+-- a result may. The number of threads is not among them. Of a GPU they are its name, the version of
+-- the library of its products, and the table of algorithms that this program was built with.
+function M.fingerprint(device)
+  device = device or xt.device()
+  local out = { version = xt.version, isa = xt.isa(), device = device }
+  if device == "cuda" then
+    local there, gpu, version, table_digest = pcall(xt.core.product_library)
+    if there then
+      out.gpu, out.cublaslt, out.products = gpu, ("%d"):format(version), table_digest
+    end
+  end
   for _, library in ipairs(xt.core.libraries()) do
     if library.found and not library.detail:find "not used" then
       out[library.name] = library.version
@@ -167,6 +176,7 @@ local function broken(info)
 end
 
 -- Copies a save into parameters and optimizers, after checking all digests that the save lists.
+-- The algorithms that its products took are taken again from here on.
 -- Returns its info; or nil, message.
 function M.read(dir, params, optimizers)
   local info, message = M.info(dir)
@@ -176,6 +186,9 @@ function M.read(dir, params, optimizers)
   end
   local wrong = broken(info)
   if wrong then return nil, ("%s/state.json: %s"):format(dir, wrong) end
+  local ok
+  ok, message = products.use(info.products, dir .. "/state.json")
+  if not ok then return nil, message end
   local files = {}
   for _, part in ipairs { "model", "optim" } do
     local path = ("%s/%s.safetensors"):format(dir, part)
@@ -188,7 +201,6 @@ function M.read(dir, params, optimizers)
       end
     end
   end
-  local ok
   ok, message = hf.copy_into(params, files.model, same)
   if not ok then return nil, ("%s/model.safetensors: %s"):format(dir, message) end
   for _, optimizer in ipairs(optimizers) do

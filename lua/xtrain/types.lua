@@ -1564,8 +1564,10 @@ function xt.save.digests(params, state) end
 function xt.save.find(path) end
 
 --- What a comparison of digests depends on besides the recipe: where these differ, the last bits of
---- a result may. The number of threads is not among them.
-function xt.save.fingerprint() end
+--- a result may. The number of threads is not among them. Of a GPU they are its name, the version of
+--- the library of its products, and the table of algorithms that this program was built with.
+---@param device? any
+function xt.save.fingerprint(device) end
 
 ---@param digest? any
 function xt.save.hex(digest) end
@@ -1602,6 +1604,7 @@ function xt.save.pointed(out, pointer) end
 function xt.save.prune(out, keep) end
 
 --- Copies a save into parameters and optimizers, after checking all digests that the save lists.
+--- The algorithms that its products took are taken again from here on.
 --- Returns its info; or nil, message.
 ---@param dir string
 ---@param params xt.param[]

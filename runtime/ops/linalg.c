@@ -342,5 +342,4 @@ static const struct xt_op xt_op_linear = {
     .backward = linear_back,
 };
 
-xt_op_list xt_ops_linalg = {&xt_op_matmul, &xt_op_linear, &xt_op_matmul_acc, &xt_op_matmul_onto,
-                            NULL};
+xt_op_list xt_ops_linalg = {&xt_op_matmul, &xt_op_linear, &xt_op_matmul_acc, NULL};

@@ -168,6 +168,33 @@ describe("xtrain verify", function()
     assert.matches("not comparable: isa is v9 for a/step%-00000014 and %S+ for this program", said)
   end)
 
+  test("goes by the algorithms that saves keep, not by the program's table", function(place, train,
+    verb)
+    train "out=a"
+    local row = 'PRODUCT("A GPU", 1, f32, f32, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 64, 64, '
+      .. "64, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
+    local function both(change)
+      for _, step in ipairs { 10, 14 } do
+        local path = ("%s/a/%s/state.json"):format(place.dir, save.name(step))
+        local state = xt.json.decode(assert(file.read(path)))
+        change(state)
+        assert(file.write_atomic(path, xt.json.encode(state)))
+      end
+      return verb "verify a"
+    end
+    local code, said = both(function(state)
+      state.fingerprint.products, state.products = "0x1", { row }
+    end)
+    assert.are.equal(0, code, said)
+    code, said = both(function(state) state.products = { row, row:gsub("64", "x") .. "" } end)
+    assert.are.equal(1, code)
+    assert.matches("the save of step 14, products:2: a_align, 1 to 64, is wanted", said, 1, true)
+    code, said = both(function(state) state.products = nil end)
+    assert.are.equal(1, code)
+    assert.matches("not comparable: products is 0x1 for a/step-00000010 and none for this program",
+      said, 1, true)
+  end)
+
   test("says what is missing", function(place, train, verb)
     local code, said = verb "verify nothing"
     assert.are.equal(1, code)
