@@ -396,9 +396,10 @@ static enum xt_status run_deltas(struct xt_ctx *ctx, const struct xt_attention &
     const int64_t lanes = 16 / (int64_t)xt_dtype_bytes(dtype);
     bool wide = p.d % lanes == 0 && xt_is_aligned16(p.g.data) && xt_is_aligned16(p.out.data);
     for (int k = 0; k < 6; k++) wide = wide && strides[k] % lanes == 0;
-    const int64_t each = THREADS / (wide && p.d <= 4 * lanes   ? 4
-                                    : wide && p.d <= 8 * lanes ? 8
-                                                               : 32);
+    const int64_t each = THREADS / (wide && p.d <= 4 * lanes    ? 4
+                                    : wide && p.d <= 8 * lanes  ? 8
+                                    : wide && p.d <= 16 * lanes ? 16
+                                                                : 32);
     const unsigned blocks = (unsigned)((rows + each - 1) / each);
     cudaStream_t stream = xt_cuda_stream(ctx);
     XT_CUDA_FLOATS(dtype, {
@@ -409,6 +410,8 @@ static enum xt_status run_deltas(struct xt_ctx *ctx, const struct xt_attention &
             deltas<T, 4, N><<<blocks, THREADS, 0, stream>>>(p);
         else if (each == THREADS / 8)
             deltas<T, 8, N><<<blocks, THREADS, 0, stream>>>(p);
+        else if (each == THREADS / 16)
+            deltas<T, 16, N><<<blocks, THREADS, 0, stream>>>(p);
         else
             deltas<T, 32, N><<<blocks, THREADS, 0, stream>>>(p);
     })
