@@ -7,6 +7,7 @@
  * the same place, a row that fits is held in registers and read once for both. A label out of range
  * counts as ignored and is noted.
  */
+#include <cooperative_groups.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -487,19 +488,48 @@ static __global__ void __launch_bounds__(LANES > 32 ? LANES : THREADS)
 }
 
 /*
- * A row a block, of at most LANES * HELD vectors: it is read once, all of it under way at a time,
- * and held as e^(x - most) until the sum is known. Shorter rows take smaller blocks, so that as
- * many threads of a multiprocessor hold rows.
+ * x of each of the BLOCKS that share a row, combined in order. Every block has it brought to its
+ * own memory, so that none need stay for another that still reads; they must all have begun, and a
+ * second call for the same type would write over what is read. When it returns they have all read
+ * what they read before.
  */
-template <class T, int LANES>
-static __global__ void __launch_bounds__(LANES, LINEAR_THREADS / LANES)
-    hold_logits(const __grid_constant__ struct logit_rows<T> b) {
+template <int BLOCKS, class X, class F> static __device__ X over_blocks(X x, F with) {
+    if constexpr (BLOCKS > 1) {
+        const cooperative_groups::cluster_group blocks = cooperative_groups::this_cluster();
+        __shared__ X theirs[BLOCKS];
+        if (threadIdx.x < BLOCKS)
+            *blocks.map_shared_rank(&theirs[blocks.block_rank()], threadIdx.x) = x;
+        blocks.sync();
+        x = theirs[0];
+#pragma unroll
+        for (int b = 1; b < BLOCKS; b++) x = with(x, theirs[b]);
+    }
+    return x;
+}
+
+/* What a part of a row comes to. */
+struct part_sums {
+    double exps; /* the sum of e^(x - most) */
+    double all;  /* the sum of x, when asked for */
+};
+
+/*
+ * Rows of at most LANES * HELD vectors, LANES being THREADS_EACH threads of each of BLOCKS blocks:
+ * a row is read once, all of it under way at a time, and held as e^(x - most) until the sum is
+ * known. Shorter rows take smaller blocks, so that as many threads of a multiprocessor hold rows;
+ * the longest are shared by a cluster of blocks, on as many multiprocessors.
+ */
+template <class T, int THREADS_EACH, int BLOCKS>
+static __global__ void __cluster_dims__(BLOCKS, 1, 1)
+    __launch_bounds__(THREADS_EACH, LINEAR_THREADS / THREADS_EACH)
+        hold_logits(const __grid_constant__ struct logit_rows<T> b) {
     using R = xt_real<T>;
-    constexpr int N = xt_lanes<R>, TILE = LANES * N;
-    const int lane = (int)threadIdx.x;
-    const int64_t i = b.first + blockIdx.x, given = label_in_order(b.labels, i);
-    const R *x = b.data + blockIdx.x * b.width, smoothing = (R)b.o.smoothing;
-    T *to = (T *)(b.data + blockIdx.x * b.width);
+    constexpr int N = xt_lanes<R>, LANES = THREADS_EACH * BLOCKS, TILE = LANES * N;
+    if constexpr (BLOCKS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+    const int lane = (int)(blockIdx.x % BLOCKS * THREADS_EACH + threadIdx.x);
+    const int64_t r = blockIdx.x / BLOCKS, i = b.first + r, given = label_in_order(b.labels, i);
+    const R *x = b.data + r * b.width, smoothing = (R)b.o.smoothing;
+    T *to = (T *)(b.data + r * b.width);
     /* A row is whole vectors, of which `left` elements are not before this thread's first, then
        fewer than N elements, one a thread, and then the padding. */
     const int n = (int)b.o.classes, whole = n / N * N, left = whole - lane * N;
@@ -513,8 +543,9 @@ static __global__ void __launch_bounds__(LANES, LINEAR_THREADS / LANES)
 #pragma unroll
             for (int j = 0; j < N; j++) e[t][j] = (R)-INFINITY; /* adds nothing */
     if (has_rest) rest = x[whole + lane];
-    /* The label comes while the row is under way. */
+    /* The label comes while the row is under way, and so do the other blocks. */
     const int64_t label = checked_label(given, b.o, b.fault, i, lane == 0);
+    if constexpr (BLOCKS > 1) cooperative_groups::this_cluster().barrier_wait();
     if (label == b.o.ignore) {
         clear_row<T, LANES>(b, i, to, lane);
         return;
@@ -526,14 +557,17 @@ static __global__ void __launch_bounds__(LANES, LINEAR_THREADS / LANES)
 #pragma unroll
         for (int j = 0; j < N; j++) top = fmax(top, e[t][j]); /* passes a NaN over */
     struct row_sums<R> s = {};
-    s.most = xt_block_max<LANES>(top); /* all have read the row: it may be written */
+    struct part_sums sums = {};
+    top = xt_block_max<THREADS_EACH>(top);
+    s.most = over_blocks<BLOCKS>(top, [](R a, R c) { return fmax(a, c); });
+    /* All have read the row: it may be written. */
     if (smoothing != 0) {
 #pragma unroll
         for (int t = 0; t < HELD; t++)
             if (t * TILE < left)
 #pragma unroll
                 for (int j = 0; j < N; j++) all += e[t][j];
-        s.all = xt_block_sum<LANES>((double)(has_rest ? all + rest : all));
+        sums.all = xt_block_sum<THREADS_EACH>((double)(has_rest ? all + rest : all));
     }
 #pragma unroll
     for (int t = 0; t < HELD; t++) {
@@ -543,7 +577,12 @@ static __global__ void __launch_bounds__(LANES, LINEAR_THREADS / LANES)
         sum += part;
     }
     rest = exp_for<T>(rest - s.most);
-    s.sum = (R)xt_block_sum<LANES>((double)(sum + rest));
+    sums.exps = xt_block_sum<THREADS_EACH>((double)(sum + rest));
+    sums = over_blocks<BLOCKS>(sums, [](const struct part_sums &a, const struct part_sums &c) {
+        return part_sums{a.exps + c.exps, a.all + c.all};
+    });
+    s.sum = (R)sums.exps;
+    s.all = sums.all;
     s.lse = s.most + log(s.sum);
     if (b.losses && lane == 0) b.losses[i] = row_loss(s, at_label, b.o);
     if (!b.grad) return;
@@ -569,16 +608,18 @@ static enum xt_status logits_to_losses(struct xt_ctx *ctx, const struct logit_ro
         pass_logits<T, 32><<<xt_cuda_blocks(b->m, THREADS / 32), THREADS, 0, s>>>(*b);
         return xt_cuda_launched(ctx);
     }
-    const unsigned rows = xt_cuda_blocks(b->m, 1); /* of which each has a block: LINEAR_ROWS */
+    const unsigned rows = (unsigned)b->m; /* at most LINEAR_ROWS */
     if constexpr (sizeof(T) == 2) {
         constexpr int64_t each = HELD * xt_lanes<float>;
-        if (b->width <= 512 * each) {
+        if (b->width <= 4 * 512 * each) {
             if (b->width <= 128 * each)
-                hold_logits<T, 128><<<rows, 128, 0, s>>>(*b);
+                hold_logits<T, 128, 1><<<rows, 128, 0, s>>>(*b);
             else if (b->width <= 256 * each)
-                hold_logits<T, 256><<<rows, 256, 0, s>>>(*b);
+                hold_logits<T, 256, 1><<<rows, 256, 0, s>>>(*b);
+            else if (b->width <= 512 * each)
+                hold_logits<T, 512, 1><<<rows, 512, 0, s>>>(*b);
             else
-                hold_logits<T, 512><<<rows, 512, 0, s>>>(*b);
+                hold_logits<T, 512, 4><<<4 * rows, 512, 0, s>>>(*b);
             return xt_cuda_launched(ctx);
         }
     }
