@@ -289,7 +289,8 @@ row("linear_cross_entropy", {
   call = function(op, x, w, labels)
     return op(x, w, labels) + op(x, w, labels, { reduction = "sum", label_smoothing = 0.1 })
   end,
-  also = { { { 2, 3, 4 }, { 5, 4 }, { 2, 3 } } }, empty = { { { 0, 4 }, { 5, 4 }, { 0 } } },
+  also = { { { 2, 3, 4 }, { 5, 4 }, { 2, 3 } }, { { 2, 3 }, { 1031, 3 }, { 2 } } },
+  empty = { { { 0, 4 }, { 5, 4 }, { 0 } } },
   wrong = { { { 6, 4 }, { 5, 3 }, { 6 }, says = "" } },
 })
 row("count_valid", {

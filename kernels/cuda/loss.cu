@@ -3,9 +3,11 @@
  * held whole.
  *
  * A row is read once for its loss: every thread keeps the largest so far and the sum of e^(x -
- * largest), and the threads' pairs are combined at the end, in f64. A label out of range counts as
- * ignored and is noted.
+ * largest), and the threads' pairs are combined at the end, in f64. Where the gradient is made in
+ * the same place, a row that fits is held in registers and read once for both. A label out of range
+ * counts as ignored and is noted.
  */
+#include <cooperative_groups.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,11 +17,18 @@
 #define THREADS 256 /* of a block; a long row has all of them, a short one (SHORT) a warp */
 #define SHORT 1024
 #define SUM_THREADS 1024 /* of the one block that adds the rows' losses */
+#define AHEAD 4          /* vectors of a row that a thread has under way at a time */
 #define LINEAR_THREADS 512
-/* Logits that linear_cross_entropy holds at a time, at most, and rows of them. */
+#define HELD 25 /* vectors of a row that a thread holds: 100 of its 128 registers */
+/*
+ * Logits that linear_cross_entropy has at a time, at most, and rows of them. But never fewer than
+ * LINEAR_LEAST rows: a block of rows reads and writes the whole gradient of the weights, 8 V D
+ * bytes, for products of 6 rows V D operations, and with 2048 rows that is 1536 operations a byte,
+ * several times what a GPU does while it moves one. With 151936 classes they take 1.2 GB.
+ */
 #define LINEAR_LOGITS ((int64_t)1 << 27)
 #define LINEAR_ROWS 8192
-#define LINEAR_LEAST 256
+#define LINEAR_LEAST 2048
 #define PAD 64 /* rows of logits begin at multiples of it, in elements */
 
 enum reduction { MEAN, SUM, NONE };
@@ -29,10 +38,12 @@ struct options {
     int64_t ignore;   /* the label of rows that count nowhere */
     int64_t classes;  /* labels are below it */
     double smoothing; /* the share of the target spread over all classes */
+    double each;      /* 1 / classes */
 };
 
 static struct options options_of(const union xt_attr *attrs, int64_t classes) {
-    struct options o = {(enum reduction)attrs[0].i, attrs[1].i, classes, attrs[2].f};
+    struct options o = {(enum reduction)attrs[0].i, attrs[1].i, classes, attrs[2].f,
+                        1 / (double)classes};
     return o;
 }
 
@@ -50,9 +61,13 @@ static struct labels labels_of(const struct xt_tensor *t) {
     return l;
 }
 
+/* Of contiguous labels. */
+static __device__ int64_t label_in_order(const struct labels &l, int64_t i) {
+    return l.wide ? ((const int64_t *)l.data)[i] : (int64_t)((const int32_t *)l.data)[i];
+}
+
 static __device__ int64_t label_at(const struct labels &l, int64_t i) {
-    const int64_t at = xt_place(l.at, i);
-    return l.wide ? ((const int64_t *)l.data)[at] : (int64_t)((const int32_t *)l.data)[at];
+    return label_in_order(l, xt_place(l.at, i));
 }
 
 static struct xt_cuda_fault label_fault(struct xt_ctx *ctx, const struct xt_launch *l,
@@ -79,50 +94,79 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     if (threadIdx.x == 0) *out = valid;
 }
 
-/* What a sum of losses is divided by; of nothing, the mean is to be 0. */
+/* What a row counts in a mean; of nothing, the mean is to be 0. */
 static __global__ void __launch_bounds__(SUM_THREADS)
-    write_divisor(const __grid_constant__ struct labels labels, int64_t ignore, double *out) {
+    write_part(const __grid_constant__ struct labels labels, int64_t ignore, double *out) {
     const int64_t valid = valid_labels(labels, ignore);
-    if (threadIdx.x == 0) *out = valid > 0 ? (double)valid : 1;
+    if (threadIdx.x == 0) *out = valid > 0 ? 1 / (double)valid : 1;
 }
 
 template <class R>
 static __global__ void __launch_bounds__(SUM_THREADS)
-    add_losses(const R *losses, int64_t rows, const double *divisor, R *out) {
+    add_losses(const R *losses, int64_t rows, const double *part, R *out) {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < rows; i += SUM_THREADS) sum += (double)losses[i];
     sum = xt_block_sum<SUM_THREADS>(sum);
-    if (threadIdx.x == 0) *out = (R)(divisor ? sum / *divisor : sum);
+    if (threadIdx.x == 0) *out = (R)(part ? sum * *part : sum);
 }
 
-/* The divisor of a mean, 8 bytes of scratch, or NULL: 1. */
-static enum xt_status divisor_of(struct xt_ctx *ctx, const struct options *o,
-                                 const struct labels *labels, double **out) {
+/* What a row counts in a mean, 8 bytes of scratch, or NULL: 1. */
+static enum xt_status part_of(struct xt_ctx *ctx, const struct options *o,
+                              const struct labels *labels, double **out) {
     *out = NULL;
     if (o->reduction != MEAN) return XT_OK;
     XT_TRY(xt_scratch_get(ctx, XT_CUDA, sizeof(double), (void **)out));
-    write_divisor<<<1, SUM_THREADS, 0, xt_cuda_stream(ctx)>>>(*labels, o->ignore, *out);
+    write_part<<<1, SUM_THREADS, 0, xt_cuda_stream(ctx)>>>(*labels, o->ignore, *out);
     return xt_cuda_launched(ctx);
 }
 
 /* ---- one row --------------------------------------------------------------------------------- */
 
-/* Calls take(i, x[i]) for the elements of a row, at any address, this thread's share of LANES. */
+/*
+ * e^x on the way to a T. For the 16-bit floats by the device's 2^x, whose relative error, 2^-22 +
+ * |x| 2^-23 with the rounding of x log2(e), is nothing beside their own 2^-9 and 2^-12; what is
+ * below 2^-126 becomes 0. In the sum of n terms e^(x - largest) errors weigh as the terms do, so
+ * that |x| is log(n) at most on average (with the sum's logarithm it is their entropy): the sum,
+ * and with it a loss, is right to 2^-22 (1 + log(n) / 2), were all errors of one sign. With 50000
+ * classes that is 1.5e-6, beside f32's own roundings of 1e-6 in a loss of log(50000).
+ */
+template <class T> static __device__ xt_real<T> exp_for(xt_real<T> x) {
+    if constexpr (sizeof(T) == 2) {
+        float y;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+        return y;
+    } else {
+        return exp(x);
+    }
+}
+
+/* Calls take(v) with arrays v of the elements of a row, at any address: this thread's share of
+   LANES. AHEAD vectors are loaded before the first is used, so that memory is kept busy. */
 template <class T, int LANES, class F>
 static __device__ void each_of_row(const T *x, int64_t n, int lane, F take) {
     using R = xt_real<T>;
-    constexpr int N = xt_lanes<T>;
+    constexpr int N = xt_lanes<T>, TILE = LANES * N;
     int64_t head = (int64_t)((16 - ((uintptr_t)x & 15)) & 15) / (int64_t)sizeof(T);
     head = head < n ? head : n;
-    if (lane < head) take((int64_t)lane, xt_to<R>(x[lane]));
     const int64_t end = head + (n - head) / N * N;
-    for (int64_t i = head + (int64_t)lane * N; i < end; i += LANES * N) {
+    int64_t i = head + (int64_t)lane * N;
+    for (; i + (AHEAD - 1) * TILE < end; i += AHEAD * TILE) {
+        R v[AHEAD * N];
+#pragma unroll
+        for (int t = 0; t < AHEAD; t++) xt_load<N>(x + i + t * TILE, v + t * N);
+        take(v);
+    }
+    for (; i < end; i += TILE) {
         R v[N];
         xt_load<N>(x + i, v);
-#pragma unroll
-        for (int k = 0; k < N; k++) take(i + k, v[k]);
+        take(v);
     }
-    if (end + lane < n) take(end + lane, xt_to<R>(x[end + lane]));
+    const int64_t rest[] = {lane < head ? lane : n, end + lane}; /* before and after the vectors */
+    for (int64_t k : rest)
+        if (k < n) {
+            const R v[] = {xt_to<R>(x[k])};
+            take(v);
+        }
 }
 
 template <class R> static __device__ R lowest();
@@ -141,16 +185,20 @@ template <class R> struct row_sums {
     double all; /* the sum of x, when asked for */
 };
 
-/* The largest starts at the lowest finite number, so that -infinity adds e^-infinity = 0. */
-template <class T, int LANES>
+/* The sums of a row whose gradient, if any, is of type To. The largest starts at the lowest finite
+   number, so that -infinity adds e^-infinity = 0. */
+template <class To, int LANES, class T>
 static __device__ struct row_sums<xt_real<T>> sum_row(const T *x, int64_t n, bool with_all) {
     using R = xt_real<T>;
     R most = lowest<R>(), sum = 0, all = 0;
-    each_of_row<T, LANES>(x, n, xt_lane<LANES>(), [&](int64_t, R v) {
-        const R over = v - most, e = exp(over > 0 ? -over : over);
-        sum = over > 0 ? sum * e + 1 : sum + e;
-        most = over > 0 ? v : most;
-        if (with_all) all += v;
+    each_of_row<T, LANES>(x, n, xt_lane<LANES>(), [&](const auto &v) {
+        R top = most, part = 0;
+        for (R u : v) top = fmax(top, u); /* passes a NaN over: the sum is to have it */
+        for (R u : v) part += exp_for<To>(u - top);
+        sum = sum * exp_for<To>(most - top) + part;
+        most = top;
+        if (with_all)
+            for (R u : v) all += u;
     });
     struct row_sums<R> s;
     s.most = xt_group_max<LANES>(most);
@@ -162,16 +210,16 @@ static __device__ struct row_sums<xt_real<T>> sum_row(const T *x, int64_t n, boo
 
 /* lse - x[label], blended with the mean over all classes. */
 template <class R>
-static __device__ R row_loss(const struct row_sums<R> &s, R at_label, int64_t n, R smoothing) {
+static __device__ R row_loss(const struct row_sums<R> &s, R at_label, const struct options &o) {
+    const R smoothing = (R)o.smoothing;
     const R loss = s.lse - at_label;
     if (smoothing == 0) return loss;
-    return (1 - smoothing) * loss + smoothing * (s.lse - (R)s.all / (R)n);
+    return (1 - smoothing) * loss + smoothing * (s.lse - (R)(s.all * o.each));
 }
 
-/* The label of row i; a bad one is noted and then `ignore`. */
-static __device__ int64_t checked_label(const struct labels &labels, const struct options &o,
+/* The label of row i when it is good; a bad one is noted and then `ignore`. */
+static __device__ int64_t checked_label(int64_t label, const struct options &o,
                                         const struct xt_cuda_fault &fault, int64_t i, bool note) {
-    const int64_t label = label_at(labels, i);
     if (label == o.ignore || (label >= 0 && label < o.classes)) return label;
     if (note) xt_note_fault(fault, i, label);
     return o.ignore;
@@ -191,13 +239,13 @@ static __global__ void __launch_bounds__(THREADS)
     for (int64_t i = (int64_t)blockIdx.x * GROUPS + threadIdx.x / LANES; i < x.at.count;
          i += (int64_t)gridDim.x * GROUPS) {
         const bool first = xt_lane<LANES>() == 0;
-        const int64_t label = checked_label(labels, o, fault, i, first);
+        const int64_t label = checked_label(label_at(labels, i), o, fault, i, first);
         R lse = 0, loss = 0;
         if (label != o.ignore) {
             const T *row = xt_row<T>(x, i);
             const struct row_sums<R> s = sum_row<T, LANES>(row, x.d, o.smoothing != 0);
             lse = s.lse;
-            loss = row_loss(s, xt_to<R>(row[label]), x.d, (R)o.smoothing);
+            loss = row_loss(s, xt_to<R>(row[label]), o);
         }
         if (!first) continue;
         losses[i] = loss;
@@ -218,7 +266,7 @@ static enum xt_status cross_entropy_of(struct xt_ctx *ctx, const struct xt_launc
     R *out = l->out[0]->storage->data ? (R *)xt_data(l->out[0]) : NULL;
     R *kept = l->out[1] && rows ? (R *)xt_data(l->out[1]) : NULL;
     R *scratch = NULL;
-    double *divisor = NULL;
+    double *part = NULL;
     enum xt_status status = XT_OK;
     if (bytes) XT_TRY(xt_scratch_get(ctx, XT_CUDA, bytes, (void **)&scratch));
     R *losses = o.reduction == NONE ? out : scratch;
@@ -230,37 +278,40 @@ static enum xt_status cross_entropy_of(struct xt_ctx *ctx, const struct xt_launc
             <<<xt_cuda_blocks(rows, 1), THREADS, 0, s>>>(x, labels, o, fault, losses, kept);
     XT_GO(xt_cuda_launched(ctx));
     if (o.reduction == NONE) goto done;
-    XT_GO(divisor_of(ctx, &o, &labels, &divisor));
-    add_losses<R><<<1, SUM_THREADS, 0, s>>>(losses, rows, divisor, out);
+    XT_GO(part_of(ctx, &o, &labels, &part));
+    add_losses<R><<<1, SUM_THREADS, 0, s>>>(losses, rows, part, out);
     status = xt_cuda_launched(ctx);
 done:
-    if (divisor) xt_scratch_put(ctx, XT_CUDA, divisor, sizeof *divisor);
+    if (part) xt_scratch_put(ctx, XT_CUDA, part, sizeof *part);
     if (bytes) xt_scratch_put(ctx, XT_CUDA, scratch, bytes);
     return status;
 }
 
 /* Numbers that gradients are scaled by: one for all rows, or one a row. */
 template <class R> struct upstream {
-    const R *data;         /* NULL: 1 */
-    bool each;             /* one a row, else one in all */
-    struct xt_places at;   /* of those */
-    const double *divisor; /* NULL: 1 */
+    const R *data;       /* NULL: 1 */
+    bool each;           /* one a row, else one in all */
+    struct xt_places at; /* of those */
+    const double *part;  /* what a row counts, or NULL: 1 */
 };
+
+template <class R> static __device__ R upstream_to_all(const struct upstream<R> &u) {
+    const R g = u.data ? *u.data : 1;
+    return u.part ? (R)((double)g * *u.part) : g;
+}
 
 template <class R> static __device__ R upstream_at(const struct upstream<R> &u, int64_t i) {
     if (u.each) return u.data[xt_place(u.at, i)];
-    const double g = u.data ? (double)*u.data : 1;
-    return (R)(u.divisor ? g / *u.divisor : g);
+    return upstream_to_all(u);
 }
 
 template <class R>
-static struct upstream<R> upstream_of(const struct xt_tensor *grad, bool each,
-                                      const double *divisor) {
+static struct upstream<R> upstream_of(const struct xt_tensor *grad, bool each, const double *part) {
     struct upstream<R> u = {};
     u.data = grad && grad->storage->data ? (const R *)xt_data(grad) : NULL;
     u.each = each;
     if (each) u.at = xt_places_of(grad, grad->ndim);
-    u.divisor = divisor;
+    u.part = part;
     return u;
 }
 
@@ -275,7 +326,7 @@ static __global__ void __launch_bounds__(THREADS)
     constexpr int GROUPS = THREADS / LANES, N = xt_lanes<T>;
     const int lane = xt_lane<LANES>();
     const int64_t n = x.d;
-    const R even = (R)o.smoothing / (R)n, keep = 1 - (R)o.smoothing;
+    const R even = (R)(o.smoothing * o.each), keep = 1 - (R)o.smoothing;
     for (int64_t i = (int64_t)blockIdx.x * GROUPS + threadIdx.x / LANES; i < x.at.count;
          i += (int64_t)gridDim.x * GROUPS) {
         const int64_t label = label_at(labels, i);
@@ -284,7 +335,7 @@ static __global__ void __launch_bounds__(THREADS)
         T *to = dx + i * n;
         const R lse = lses[i], by = valid ? upstream_at(up, i) : 0;
         auto value = [&](int64_t k, R v) {
-            const R d = (exp(v - lse) - even) * by;
+            const R d = (exp_for<T>(v - lse) - even) * by;
             return valid ? d - (k == label ? keep * by : 0) : 0;
         };
         if (((uintptr_t)row & 15) != ((uintptr_t)to & 15)) {
@@ -317,11 +368,11 @@ static enum xt_status cross_entropy_grad_of(struct xt_ctx *ctx, const struct xt_
     const R *lses = (const R *)xt_data(l->in[2]);
     T *dx = (T *)xt_data(l->out[0]);
     cudaStream_t s = xt_cuda_stream(ctx);
-    double *divisor = NULL;
+    double *part = NULL;
     enum xt_status status = XT_OK;
-    XT_GO(divisor_of(ctx, &o, &labels, &divisor));
+    XT_GO(part_of(ctx, &o, &labels, &part));
     {
-        const struct upstream<R> up = upstream_of<R>(l->in[3], o.reduction == NONE, divisor);
+        const struct upstream<R> up = upstream_of<R>(l->in[3], o.reduction == NONE, part);
         if (x.d <= SHORT)
             cross_entropy_grad_rows<T, 32>
                 <<<xt_cuda_blocks(rows, THREADS / 32), THREADS, 0, s>>>(x, labels, o, lses, up, dx);
@@ -331,65 +382,249 @@ static enum xt_status cross_entropy_grad_of(struct xt_ctx *ctx, const struct xt_
     }
     status = xt_cuda_launched(ctx);
 done:
-    if (divisor) xt_scratch_put(ctx, XT_CUDA, divisor, sizeof *divisor);
+    if (part) xt_scratch_put(ctx, XT_CUDA, part, sizeof *part);
     return status;
 }
 
 /* ---- linear_cross_entropy -------------------------------------------------------------------- */
 
-/*
- * Rows first .. first + m - 1: logits, in rows of `width`, become losses and, with `grad`, their
- * gradient, of type T, in the same place: a row begins where the logits' row did. What is written
- * is no wider than what was read, and a tile is read by all before any of it is written.
- */
+/* Rows of logits. Each becomes its loss and, with `grad`, its gradient, of type T, in the same
+   place: a row begins where the logits' row did. What is written is no wider than what was read. */
+template <class T> struct logit_rows {
+    xt_real<T> *data; /* (m, width): a row's first `classes` count, the rest becomes zeros */
+    int64_t width;    /* a multiple of PAD */
+    int64_t first, m; /* which of all rows they are */
+    struct labels labels;
+    struct options o;
+    struct xt_cuda_fault fault; /* where a label out of range is noted */
+    struct upstream<xt_real<T>> up;
+    xt_real<T> *losses; /* of all rows, or NULL */
+    bool grad;          /* else `data` is only read */
+};
+
+/* Row i counts nowhere: its loss is 0, and so is its gradient, all of it. */
+template <class T, int LANES>
+static __device__ void clear_row(const struct logit_rows<T> &b, int64_t i, T *to, int lane) {
+    constexpr int N = xt_lanes<xt_real<T>>;
+    const xt_real<T> zeros[N] = {};
+    if (b.losses && lane == 0) b.losses[i] = 0;
+    if (!b.grad) return;
+    for (int64_t k = (int64_t)lane * N; k < b.width; k += LANES * N) xt_store<N>(zeros, to + k);
+}
+
+/* The gradient of a row: e^(x - most) * share - even, less keep at the label. */
+template <class R> struct row_slope { R share, even, keep; };
+
+template <class T, class R>
+static __device__ struct row_slope<R> slope_of(const struct options &o, R sum, R by) {
+    struct row_slope<R> g;
+    g.even = by * (R)(o.smoothing * o.each);
+    g.keep = by * (1 - (R)o.smoothing);
+    if constexpr (sizeof(T) == 2)
+        g.share = __fdividef(by, sum); /* to 2 units in the last place */
+    else
+        g.share = by / sum;
+    return g;
+}
+
+/* What comes from upstream to row i, of contiguous rows. */
+template <class T>
+static __device__ xt_real<T> upstream_in_order(const struct logit_rows<T> &b, int64_t i) {
+    return b.up.each ? b.up.data[i] : upstream_to_all(b.up);
+}
+
+/* Its element at the label, written once more by the thread that wrote it like the others. */
+template <class T>
+static __device__ void store_label(const struct row_slope<xt_real<T>> &g, xt_real<T> over, T *to) {
+    *to = xt_to<T>(exp_for<T>(over) * g.share - g.even - g.keep);
+}
+
+/* A row is read twice; AHEAD tiles are read by all before any of them is written. */
 template <class T, int LANES>
 static __global__ void __launch_bounds__(LANES > 32 ? LANES : THREADS)
-    logits_rows(xt_real<T> *logits, int64_t first, int64_t m, int64_t width,
-                const __grid_constant__ struct labels labels,
-                const __grid_constant__ struct options o,
-                const __grid_constant__ struct xt_cuda_fault fault,
-                const __grid_constant__ struct upstream<xt_real<T>> up, xt_real<T> *losses,
-                bool grad) {
+    pass_logits(const __grid_constant__ struct logit_rows<T> b) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<R>, TILE = LANES * N, GROUPS = LANES > 32 ? 1 : THREADS / LANES;
     const int lane = xt_lane<LANES>();
-    const int64_t n = o.classes;
-    const R smoothing = (R)o.smoothing;
-    for (int64_t r = (int64_t)blockIdx.x * GROUPS + threadIdx.x / LANES; r < m;
+    const int64_t n = b.o.classes;
+    for (int64_t r = (int64_t)blockIdx.x * GROUPS + threadIdx.x / LANES; r < b.m;
          r += (int64_t)gridDim.x * GROUPS) {
-        const int64_t i = first + r, label = checked_label(labels, o, fault, i, lane == 0);
-        R *x = logits + r * width;
-        T *to = (T *)x;
-        const bool valid = label != o.ignore;
-        struct row_sums<R> s = {};
-        R loss = 0, by = 0;
-        if (valid) {
-            s = sum_row<R, LANES>(x, n, smoothing != 0);
-            loss = row_loss(s, x[label], n, smoothing);
-            by = upstream_at(up, i);
+        const int64_t i = b.first + r;
+        const int64_t label =
+            checked_label(label_in_order(b.labels, i), b.o, b.fault, i, lane == 0);
+        const R *x = b.data + r * b.width;
+        T *to = (T *)(b.data + r * b.width);
+        if (label == b.o.ignore) {
+            clear_row<T, LANES>(b, i, to, lane);
+            continue;
         }
-        if (losses && lane == 0) losses[i] = loss;
-        if (!grad) continue;
-        const R even = by * (smoothing / (R)n), at_label = (1 - smoothing) * by;
-        const R share = valid ? by / s.sum : 0;
-        for (int64_t at = 0; at < width; at += TILE) {
-            const int64_t k = at + (int64_t)lane * N; /* rows are padded: whole vectors */
-            R v[N];
-            if (k < width) {
-                xt_load<N>(x + k, v);
+        const R at_label = x[label], smoothing = (R)b.o.smoothing;
+        const struct row_sums<R> s = sum_row<T, LANES>(x, n, smoothing != 0);
+        if (b.losses && lane == 0) b.losses[i] = row_loss(s, at_label, b.o);
+        if (!b.grad) continue;
+        const struct row_slope<R> g = slope_of<T>(b.o, s.sum, upstream_in_order(b, i));
+        for (int64_t tile = 0; tile < b.width; tile += AHEAD * TILE) {
+            const int64_t at = tile + lane * N;
+            R v[AHEAD][N];
 #pragma unroll
-                for (int j = 0; j < N; j++) {
-                    v[j] = exp(v[j] - s.most) * share - even - (k + j == label ? at_label : 0);
-                    if (!valid || k + j >= n) v[j] = 0;
-                }
-            }
+            for (int t = 0; t < AHEAD; t++)
+                if (at + t * TILE < b.width) xt_load<N>(x + at + t * TILE, v[t]);
             if constexpr (LANES > 32)
                 __syncthreads();
             else
                 __syncwarp();
-            if (k < width) xt_store<N>(v, to + k);
+#pragma unroll
+            for (int t = 0; t < AHEAD; t++) {
+                const int64_t k = at + t * TILE, left = n - k;
+                if (k >= b.width) break;
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    v[t][j] = j < left ? exp_for<T>(v[t][j] - s.most) * g.share - g.even : 0;
+                xt_store<N>(v[t], to + k);
+            }
+        }
+        if (label / N % LANES == lane) store_label(g, at_label - s.most, to + label);
+    }
+}
+
+/*
+ * x of each of the BLOCKS that share a row, combined in order. Every block has it brought to its
+ * own memory, so that none need stay for another that still reads; they must all have begun, and a
+ * second call for the same type would write over what is read. When it returns they have all read
+ * what they read before.
+ */
+template <int BLOCKS, class X, class F> static __device__ X over_blocks(X x, F with) {
+    if constexpr (BLOCKS > 1) {
+        const cooperative_groups::cluster_group blocks = cooperative_groups::this_cluster();
+        __shared__ X theirs[BLOCKS];
+        if (threadIdx.x < BLOCKS)
+            *blocks.map_shared_rank(&theirs[blocks.block_rank()], threadIdx.x) = x;
+        blocks.sync();
+        x = theirs[0];
+#pragma unroll
+        for (int b = 1; b < BLOCKS; b++) x = with(x, theirs[b]);
+    }
+    return x;
+}
+
+/* What a part of a row comes to. */
+struct part_sums {
+    double exps; /* the sum of e^(x - most) */
+    double all;  /* the sum of x, when asked for */
+};
+
+/*
+ * Rows of at most LANES * HELD vectors, LANES being THREADS_EACH threads of each of BLOCKS blocks:
+ * a row is read once, all of it under way at a time, and held as e^(x - most) until the sum is
+ * known. Shorter rows take smaller blocks, so that as many threads of a multiprocessor hold rows;
+ * the longest are shared by a cluster of blocks, on as many multiprocessors.
+ */
+template <class T, int THREADS_EACH, int BLOCKS>
+static __global__ void __cluster_dims__(BLOCKS, 1, 1)
+    __launch_bounds__(THREADS_EACH, LINEAR_THREADS / THREADS_EACH)
+        hold_logits(const __grid_constant__ struct logit_rows<T> b) {
+    using R = xt_real<T>;
+    constexpr int N = xt_lanes<R>, LANES = THREADS_EACH * BLOCKS, TILE = LANES * N;
+    if constexpr (BLOCKS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+    const int lane = (int)(blockIdx.x % BLOCKS * THREADS_EACH + threadIdx.x);
+    const int64_t r = blockIdx.x / BLOCKS, i = b.first + r, given = label_in_order(b.labels, i);
+    const R *x = b.data + r * b.width, smoothing = (R)b.o.smoothing;
+    T *to = (T *)(b.data + r * b.width);
+    /* A row is whole vectors, of which `left` elements are not before this thread's first, then
+       fewer than N elements, one a thread, and then the padding. */
+    const int n = (int)b.o.classes, whole = n / N * N, left = whole - lane * N;
+    const bool has_rest = lane < n - whole;
+    R e[HELD][N], rest = (R)-INFINITY;
+#pragma unroll
+    for (int t = 0; t < HELD; t++)
+        if (t * TILE < left)
+            xt_load<N>(x + lane * N + t * TILE, e[t]);
+        else
+#pragma unroll
+            for (int j = 0; j < N; j++) e[t][j] = (R)-INFINITY; /* adds nothing */
+    if (has_rest) rest = x[whole + lane];
+    /* The label comes while the row is under way, and so do the other blocks. */
+    const int64_t label = checked_label(given, b.o, b.fault, i, lane == 0);
+    if constexpr (BLOCKS > 1) cooperative_groups::this_cluster().barrier_wait();
+    if (label == b.o.ignore) {
+        clear_row<T, LANES>(b, i, to, lane);
+        return;
+    }
+    const R at_label = x[label], by = upstream_in_order(b, i);
+    R top = fmax(lowest<R>(), rest), sum = 0, all = 0;
+#pragma unroll
+    for (int t = 0; t < HELD; t++)
+#pragma unroll
+        for (int j = 0; j < N; j++) top = fmax(top, e[t][j]); /* passes a NaN over */
+    struct row_sums<R> s = {};
+    struct part_sums sums = {};
+    top = xt_block_max<THREADS_EACH>(top);
+    s.most = over_blocks<BLOCKS>(top, [](R a, R c) { return fmax(a, c); });
+    /* All have read the row: it may be written. */
+    if (smoothing != 0) {
+#pragma unroll
+        for (int t = 0; t < HELD; t++)
+            if (t * TILE < left)
+#pragma unroll
+                for (int j = 0; j < N; j++) all += e[t][j];
+        sums.all = xt_block_sum<THREADS_EACH>((double)(has_rest ? all + rest : all));
+    }
+#pragma unroll
+    for (int t = 0; t < HELD; t++) {
+        R part = 0;
+#pragma unroll
+        for (int j = 0; j < N; j++) part += e[t][j] = exp_for<T>(e[t][j] - s.most);
+        sum += part;
+    }
+    rest = exp_for<T>(rest - s.most);
+    sums.exps = xt_block_sum<THREADS_EACH>((double)(sum + rest));
+    sums = over_blocks<BLOCKS>(sums, [](const struct part_sums &a, const struct part_sums &c) {
+        return part_sums{a.exps + c.exps, a.all + c.all};
+    });
+    s.sum = (R)sums.exps;
+    s.all = sums.all;
+    s.lse = s.most + log(s.sum);
+    if (b.losses && lane == 0) b.losses[i] = row_loss(s, at_label, b.o);
+    if (!b.grad) return;
+    const struct row_slope<R> g = slope_of<T>(b.o, s.sum, by);
+#pragma unroll
+    for (int t = 0; t < HELD; t++) {
+        if (t * TILE >= left) break;
+#pragma unroll
+        for (int j = 0; j < N; j++) e[t][j] = e[t][j] * g.share - g.even;
+        xt_store<N>(e[t], to + lane * N + t * TILE);
+    }
+    static_assert(PAD <= LANES, "a thread writes one zero");
+    if (n + lane < b.width) to[n + lane] = xt_to<T>((R)0);
+    if (has_rest) to[whole + lane] = xt_to<T>(rest * g.share - g.even);
+    const int64_t owner = label < whole ? label / N % LANES : label - whole;
+    if (owner == lane) store_label(g, at_label - s.most, to + label);
+}
+
+template <class T>
+static enum xt_status logits_to_losses(struct xt_ctx *ctx, const struct logit_rows<T> *b) {
+    cudaStream_t s = xt_cuda_stream(ctx);
+    if (b->o.classes <= SHORT) {
+        pass_logits<T, 32><<<xt_cuda_blocks(b->m, THREADS / 32), THREADS, 0, s>>>(*b);
+        return xt_cuda_launched(ctx);
+    }
+    const unsigned rows = (unsigned)b->m; /* at most LINEAR_ROWS */
+    if constexpr (sizeof(T) == 2) {
+        constexpr int64_t each = HELD * xt_lanes<float>;
+        if (b->width <= 4 * 512 * each) {
+            if (b->width <= 128 * each)
+                hold_logits<T, 128, 1><<<rows, 128, 0, s>>>(*b);
+            else if (b->width <= 256 * each)
+                hold_logits<T, 256, 1><<<rows, 256, 0, s>>>(*b);
+            else if (b->width <= 512 * each)
+                hold_logits<T, 512, 1><<<rows, 512, 0, s>>>(*b);
+            else
+                hold_logits<T, 512, 4><<<4 * rows, 512, 0, s>>>(*b);
+            return xt_cuda_launched(ctx);
         }
     }
+    pass_logits<T, LINEAR_THREADS><<<rows, LINEAR_THREADS, 0, s>>>(*b);
+    return xt_cuda_launched(ctx);
 }
 
 /* What one pass over the logits reads and leaves. */
@@ -464,13 +699,10 @@ static enum xt_status linear_pass(struct xt_ctx *ctx, const struct linear<T> *p)
         forward.c_row = width;
         forward.alpha = 1;
         XT_GO(xt_cuda_gemm(ctx, &forward));
-        if (V <= SHORT)
-            logits_rows<T, 32><<<xt_cuda_blocks(m, THREADS / 32), THREADS, 0, s>>>(
-                logits, first, m, width, labels, p->o, p->fault, p->up, p->losses, grad);
-        else
-            logits_rows<T, LINEAR_THREADS><<<xt_cuda_blocks(m, 1), LINEAR_THREADS, 0, s>>>(
-                logits, first, m, width, labels, p->o, p->fault, p->up, p->losses, grad);
-        XT_GO(xt_cuda_launched(ctx));
+        const struct logit_rows<T> rows_of_block = {
+            logits, width, first, m, labels, p->o, p->fault, p->up, p->losses, grad
+        };
+        XT_GO(logits_to_losses(ctx, &rows_of_block));
         if (p->dx) {
             struct xt_cuda_gemm to_x = {};
             to_x.in = to_x.out = in;
@@ -534,19 +766,19 @@ static enum xt_status linear_cross_entropy_of(struct xt_ctx *ctx, const struct x
         return linear_pass(ctx, &p);
     }
     const size_t bytes = (size_t)rows * sizeof(R);
-    double *divisor = NULL;
+    double *part = NULL;
     enum xt_status status = XT_OK;
     p.dx = l->out[1] && xt_numel(l->out[1]) ? (T *)xt_data(l->out[1]) : NULL;
     p.dw = l->out[2] && xt_numel(l->out[2]) ? (R *)xt_data(l->out[2]) : NULL;
     if (bytes) XT_TRY(xt_scratch_get(ctx, XT_CUDA, bytes, (void **)&p.losses));
-    XT_GO(divisor_of(ctx, &p.o, &labels, &divisor));
-    p.up = upstream_of<R>(NULL, false, divisor);
+    XT_GO(part_of(ctx, &p.o, &labels, &part));
+    p.up = upstream_of<R>(NULL, false, part);
     XT_GO(linear_pass(ctx, &p));
-    add_losses<R><<<1, SUM_THREADS, 0, xt_cuda_stream(ctx)>>>(p.losses, rows, divisor,
-                                                              (R *)xt_data(l->out[0]));
+    add_losses<R>
+        <<<1, SUM_THREADS, 0, xt_cuda_stream(ctx)>>>(p.losses, rows, part, (R *)xt_data(l->out[0]));
     status = xt_cuda_launched(ctx);
 done:
-    if (divisor) xt_scratch_put(ctx, XT_CUDA, divisor, sizeof *divisor);
+    if (part) xt_scratch_put(ctx, XT_CUDA, part, sizeof *part);
     if (bytes) xt_scratch_put(ctx, XT_CUDA, p.losses, bytes);
     return status;
 }
