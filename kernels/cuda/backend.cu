@@ -69,6 +69,10 @@ const char *xt_cuda_name(const struct xt_ctx *ctx) {
     return cuda_of(ctx)->properties.name;
 }
 
+int xt_cuda_capability(const struct xt_ctx *ctx) {
+    return 10 * cuda_of(ctx)->properties.major + cuda_of(ctx)->properties.minor;
+}
+
 struct xt_cublas **xt_cuda_cublas(const struct xt_ctx *ctx) {
     return &cuda_of(ctx)->cublas;
 }

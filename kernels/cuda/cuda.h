@@ -22,6 +22,7 @@ extern "C" {
 extern "C" {
 cudaStream_t xt_cuda_stream(const struct xt_ctx *ctx); /* where everything is queued */
 int xt_cuda_multiprocessors(const struct xt_ctx *ctx);
+int xt_cuda_capability(const struct xt_ctx *ctx); /* 90: 9.0 */
 const char *xt_cuda_name(const struct xt_ctx *ctx); /* "NVIDIA H200" */
 /* XT_OK, or XT_DEVICE with CUDA's own words. */
 enum xt_status xt_cuda_status(struct xt_ctx *ctx, cudaError_t error);

@@ -487,6 +487,15 @@ static __global__ void __launch_bounds__(LANES > 32 ? LANES : THREADS)
     }
 }
 
+/* Blocks that reach each other's shared memory came with compute capability 9.0. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTERS 1
+#define CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define CLUSTERS 0
+#define CLUSTER_OF(blocks)
+#endif
+
 /*
  * x of each of the BLOCKS that share a row, combined in order. Every block has it brought to its
  * own memory, so that none need stay for another that still reads; they must all have begun, and a
@@ -494,6 +503,7 @@ static __global__ void __launch_bounds__(LANES > 32 ? LANES : THREADS)
  * what they read before.
  */
 template <int BLOCKS, class X, class F> static __device__ X over_blocks(X x, F with) {
+#if CLUSTERS
     if constexpr (BLOCKS > 1) {
         const cooperative_groups::cluster_group blocks = cooperative_groups::this_cluster();
         __shared__ X theirs[BLOCKS];
@@ -504,6 +514,7 @@ template <int BLOCKS, class X, class F> static __device__ X over_blocks(X x, F w
 #pragma unroll
         for (int b = 1; b < BLOCKS; b++) x = with(x, theirs[b]);
     }
+#endif
     return x;
 }
 
@@ -520,12 +531,14 @@ struct part_sums {
  * the longest are shared by a cluster of blocks, on as many multiprocessors.
  */
 template <class T, int THREADS_EACH, int BLOCKS>
-static __global__ void __cluster_dims__(BLOCKS, 1, 1)
+static __global__ void CLUSTER_OF(BLOCKS)
     __launch_bounds__(THREADS_EACH, LINEAR_THREADS / THREADS_EACH)
         hold_logits(const __grid_constant__ struct logit_rows<T> b) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<R>, LANES = THREADS_EACH * BLOCKS, TILE = LANES * N;
+#if CLUSTERS
     if constexpr (BLOCKS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
     const int lane = (int)(blockIdx.x % BLOCKS * THREADS_EACH + threadIdx.x);
     const int64_t r = blockIdx.x / BLOCKS, i = b.first + r, given = label_in_order(b.labels, i);
     const R *x = b.data + r * b.width, smoothing = (R)b.o.smoothing;
@@ -545,7 +558,9 @@ static __global__ void __cluster_dims__(BLOCKS, 1, 1)
     if (has_rest) rest = x[whole + lane];
     /* The label comes while the row is under way, and so do the other blocks. */
     const int64_t label = checked_label(given, b.o, b.fault, i, lane == 0);
+#if CLUSTERS
     if constexpr (BLOCKS > 1) cooperative_groups::this_cluster().barrier_wait();
+#endif
     if (label == b.o.ignore) {
         clear_row<T, LANES>(b, i, to, lane);
         return;
@@ -611,7 +626,8 @@ static enum xt_status logits_to_losses(struct xt_ctx *ctx, const struct logit_ro
     const unsigned rows = (unsigned)b->m; /* at most LINEAR_ROWS */
     if constexpr (sizeof(T) == 2) {
         constexpr int64_t each = HELD * xt_lanes<float>;
-        if (b->width <= 4 * 512 * each) {
+        const bool shared = xt_cuda_capability(ctx) >= 90;
+        if (b->width <= (shared ? 4 : 1) * 512 * each) {
             if (b->width <= 128 * each)
                 hold_logits<T, 128, 1><<<rows, 128, 0, s>>>(*b);
             else if (b->width <= 256 * each)
