@@ -15,6 +15,7 @@
 #define XT_MAX_PARAMS 16
 #define XT_MAX_OUTPUTS 4
 #define XT_MAX_INTS 24
+#define XT_APART 2 /* gradients of an output beside the first that a rule may take apart */
 
 /* ---- the tensor, as kernels see it ---------------------------------------------------------- */
 
@@ -137,7 +138,8 @@ struct xt_grads {
     const struct xt_spec *out_spec; /* of every output */
     struct xt_tensor **grad_out; /* gradient of each output; NULL means zero. Output 0 of an op with
                                         one visible output is never NULL */
-    const bool *wants;           /* which inputs want a gradient */
+    struct xt_tensor *const *more; /* XT_APART: to be added to grad_out[0], contiguous, or NULL */
+    const bool *wants;             /* which inputs want a gradient */
     struct xt_tensor **grad_in; /* the rule's answer: new references; NULL means zero. A gradient of
                                         a shape that broadcasts is summed down by the tape */
 };
@@ -165,6 +167,9 @@ struct xt_op {
     xt_infer_fn *infer;     /* checks shapes and dtypes, fills outputs */
     xt_compose_fn *compose; /* with XT_COMPOSED */
     xt_backward_fn *backward; /* NULL only with XT_NO_GRADIENT, XT_INTERNAL or XT_COMPOSED */
+    /* What backward runs when output 0 has several gradients, or NULL: where a device has its
+       kernel they come apart, in xt_grads.more, and are not added up before. */
+    const struct xt_op *several;
     /* With a TENSORS list and writes: how many tensors one group has and which of a group are
        written; e.g. adamw's (p, g, m, v, copy) with bits 0, 2, 3, 4. group 0: no groups. */
     int write_group;

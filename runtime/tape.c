@@ -90,6 +90,7 @@ void xt_call_free_body(struct xt_ctx *ctx, struct xt_call *call) {
     if (ctx->newest == call) ctx->newest = NULL;
     drop_kept(ctx, call);
     drop_tensors(ctx, call->grad_out, call->n_outputs);
+    drop_tensors(ctx, call->more, XT_APART);
     for (int i = 0; i < call->n_inputs; i++) {
         struct xt_edge *e = &call->edges[i];
         if (e->leaf) xt_leaf_release(ctx, e->leaf);
@@ -404,6 +405,38 @@ static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struc
     return status;
 }
 
+/* Whether the maker's rule takes one gradient more of output 0 as it is. */
+static bool takes_apart(struct xt_ctx *ctx, const struct xt_call *maker, int output,
+                        const struct xt_tensor *g) {
+    const struct xt_op *several = maker->slot->op->several;
+    return several && output == 0 && maker->grad_out[0] && xt_is_contiguous(g) &&
+           xt_op_has_kernel(ctx, several, g->storage->device, g->dtype);
+}
+
+/* Adds g to the gradients of a record's output. Takes g's reference. */
+static enum xt_status add_to_output(struct xt_ctx *ctx, struct xt_call *maker, int output,
+                                    struct xt_tensor *g) {
+    struct xt_tensor **sum = &maker->grad_out[output];
+    if (takes_apart(ctx, maker, output, g)) {
+        int k = 0;
+        while (k < XT_APART - 1 && maker->more[k]) k++;
+        sum = &maker->more[k];
+    }
+    return add_into(ctx, sum, g);
+}
+
+/* grad_out[0] becomes the sum that the rule would have made of it and `more`, for those who look
+   at it. */
+static enum xt_status join_gradients(struct xt_ctx *ctx, struct xt_call *call) {
+    struct xt_tensor *sum, *terms[1 + XT_APART] = {call->grad_out[0]};
+    for (int k = 0; k < XT_APART; k++) terms[1 + k] = call->more[k];
+    XT_TRY(xt_apply_name(ctx, "add_terms", terms, 1 + XT_APART, &sum));
+    drop_tensors(ctx, call->more, XT_APART);
+    xt_tensor_release(ctx, call->grad_out[0]);
+    call->grad_out[0] = sum;
+    return XT_OK;
+}
+
 /* In a graph a gradient starts from nothing: what an earlier backward left is not the graph's. */
 static enum xt_status check_fresh(struct xt_ctx *ctx, const struct xt_leaf *leaf) {
     if (!ctx->graph || !leaf->grad || leaf->grad->storage->number > xt_graph_first_storage(ctx))
@@ -474,7 +507,7 @@ static enum xt_status give(struct xt_ctx *ctx, struct xt_call *call, int i, stru
         if (status != XT_OK) return status;
         g = next;
     }
-    if (!e->leaf) return add_into(ctx, &e->maker->grad_out[e->output], g);
+    if (!e->leaf) return add_to_output(ctx, e->maker, e->output, g);
     if (!ctx->walk->as_values) return add_to_leaf(ctx, e->leaf, g);
     int target = target_of(ctx->walk, e);
     if (target >= 0) return add_into(ctx, &ctx->walk->results[target], g);
@@ -641,6 +674,7 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
         .in_spec = call->in_spec,
         .out_spec = call->out_spec,
         .grad_out = call->grad_out,
+        .more = call->more,
         .wants = wants,
         .grad_in = grad_in,
     };
@@ -690,6 +724,7 @@ static void undo(struct xt_ctx *ctx, struct call_list *list) {
     for (size_t n = 0; n < list->n; n++) {
         struct xt_call *call = list->items[n];
         drop_tensors(ctx, call->grad_out, call->n_outputs);
+        drop_tensors(ctx, call->more, XT_APART);
         for (int i = 0; i < call->n_inputs; i++) {
             struct xt_leaf *leaf = call->edges[i].leaf;
             if (!leaf || leaf->touched != ctx->walk->stamp || !leaf->grad) continue;
@@ -758,10 +793,14 @@ static enum xt_status walk_back(struct xt_ctx *ctx, struct xt_tensor *output,
     for (size_t n = 0; n < list.n && status == XT_OK; n++) {
         struct xt_call *call = list.items[n];
         bool needed = !ctx->walk->as_values || call->mark == ctx->walk->stamp + 1;
+        if (call->more[0] && (ctx->walk->as_values || ctx->observe))
+            status = join_gradients(ctx, call);
+        if (status != XT_OK) break;
         if (ctx->walk->as_values) take_results(ctx->walk, call);
         if (needed && has_gradient(call)) status = step(ctx, call);
         if (status != XT_OK) break;
         drop_tensors(ctx, call->grad_out, call->n_outputs);
+        drop_tensors(ctx, call->more, XT_APART);
         if (retain) continue;
         drop_kept(ctx, call);
         call->freed = true;

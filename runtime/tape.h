@@ -39,15 +39,16 @@ struct xt_call {
     uint64_t mark;  /* of the walk that saw it last */
     int64_t number; /* grows: inputs have smaller numbers */
     const struct xt_slot *slot;
-    const struct xt_op *within; /* the composed op that it is a part of, or NULL */
-    struct xt_where where;      /* the line that made it */
-    struct xt_where freed_at;   /* the line of the backward that freed it */
-    struct xt_segment *owner;   /* the outermost segment around it, or NULL */
-    struct xt_segment *segment; /* the innermost one */
-    int64_t position;           /* among owner's calls */
-    struct xt_call *next_dying; /* links ctx->dying */
-    uint64_t *digests;          /* one an output, for a verified segment; or NULL */
-    size_t bytes;               /* of this block */
+    const struct xt_op *within;       /* the composed op that it is a part of, or NULL */
+    struct xt_where where;            /* the line that made it */
+    struct xt_where freed_at;         /* the line of the backward that freed it */
+    struct xt_segment *owner;         /* the outermost segment around it, or NULL */
+    struct xt_segment *segment;       /* the innermost one */
+    int64_t position;                 /* among owner's calls */
+    struct xt_call *next_dying;       /* links ctx->dying */
+    uint64_t *digests;                /* one an output, for a verified segment; or NULL */
+    struct xt_tensor *more[XT_APART]; /* gradients of output 0 beside grad_out[0], see op.h */
+    size_t bytes;                     /* of this block */
     /* Arrays in the same block. */
     struct xt_edge *edges;       /* n_inputs */
     struct xt_tensor **in;       /* n_inputs: kept, or NULL */

@@ -161,6 +161,33 @@ static enum xt_status norm_of(struct xt_ctx *ctx, const struct xt_launch *l) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
+/* What is added on the way, contiguous in the shape of x; of each, NULL: nothing. */
+template <class T> struct norm_beside {
+    const T *more[2]; /* to the gradient that comes in, which is then rounded once */
+    const T *onto;    /* to the gradient of x */
+};
+
+/* N elements of the gradient that comes in, made whole; `at` is where they lie in what is added. */
+template <class T, int N>
+static __device__ void add_more(const struct norm_beside<T> &b, int64_t at, T (&g)[N]) {
+    using R = xt_real<T>;
+    if (!b.more[0]) return;
+    const auto one = *(const xt_vector<T, N> *)(b.more[0] + at);
+    xt_vector<T, N> two = {};
+    if (b.more[1]) two = *(const xt_vector<T, N> *)(b.more[1] + at);
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        g[k] = xt_to<T>(xt_to<R>(g[k]) + xt_to<R>(one.at[k]) + xt_to<R>(two.at[k]));
+}
+template <int N, class T>
+static __device__ void load_sum(const struct norm_beside<T> &b, const T *from, int64_t at,
+                                xt_real<T> *to) {
+    auto g = *(const xt_vector<T, N> *)from;
+    add_more(b, at, g.at);
+#pragma unroll
+    for (int k = 0; k < N; k++) to[k] = xt_to<xt_real<T>>(g.at[k]);
+}
+
 /*
  * With n = (x - mean) * rstd and h = g * w: dx = rstd * (h - mean(h) - n * mean(h * n)), where
  * rmsnorm has mean 0 and no mean(h). dw = sum of g * n and db = sum of g over rows.
@@ -171,8 +198,8 @@ template <class T, bool LAYER, int LANES>
 static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
     norm_grad_rows(const __grid_constant__ struct xt_rows g,
                    const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
-                   const xt_real<T> *means, const xt_real<T> *rstds, const T *onto, T *dx,
-                   xt_real<T> *parts) {
+                   const xt_real<T> *means, const xt_real<T> *rstds,
+                   const __grid_constant__ struct norm_beside<T> beside, T *dx, xt_real<T> *parts) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<T>;
     const int lane = xt_lane<LANES>(), group = (int)threadIdx.x / LANES;
@@ -189,6 +216,7 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
             if (!live || i >= d) continue;
             gv[j] = *(const xt_vector<T, N> *)(g_row + i);
             xv[j] = *(const xt_vector<T, N> *)(x_row + i);
+            add_more(beside, row * d + i, gv[j].at);
         }
         const R rstd = live ? rstds[row] : 0, mean = LAYER && live ? means[row] : 0;
         R dot = 0, sum = 0;
@@ -216,7 +244,7 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
             const int64_t i = (int64_t)(j * LANES + lane) * N;
             if (!live || i >= d) continue;
             R gain[N], out[N], before[N] = {};
-            if (onto) xt_load<N>(onto + row * d + i, before);
+            if (beside.onto) xt_load<N>(beside.onto + row * d + i, before);
             load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
             for (int k = 0; k < N; k++) {
@@ -269,7 +297,8 @@ template <class T, bool LAYER, int LANES, int N>
 static __global__ void __launch_bounds__(THREADS)
     norm_grad_long(const __grid_constant__ struct xt_rows g,
                    const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
-                   const xt_real<T> *means, const xt_real<T> *rstds, const T *onto, T *dx) {
+                   const xt_real<T> *means, const xt_real<T> *rstds,
+                   const __grid_constant__ struct norm_beside<T> beside, T *dx) {
     using R = xt_real<T>;
     const int lane = xt_lane<LANES>();
     const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
@@ -280,7 +309,7 @@ static __global__ void __launch_bounds__(THREADS)
         const R rstd = live ? rstds[row] : 0, mean = LAYER && live ? means[row] : 0;
         R dot = 0, sum = 0, up[N], v[N], gain[N], out[N], before[N] = {};
         for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
-            xt_load<N>(g_row + i, up);
+            load_sum<N>(beside, g_row + i, row * d + i, up);
             xt_load<N>(x_row + i, v);
             load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
@@ -292,10 +321,10 @@ static __global__ void __launch_bounds__(THREADS)
         dot = xt_group_sum<LANES>(dot) / (R)d;
         if constexpr (LAYER) sum = xt_group_sum<LANES>(sum) / (R)d;
         for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
-            xt_load<N>(g_row + i, up);
+            load_sum<N>(beside, g_row + i, row * d + i, up);
             xt_load<N>(x_row + i, v);
             load_gain<T, N>(w, i, 1, gain);
-            if (onto) xt_load<N>(onto + row * d + i, before);
+            if (beside.onto) xt_load<N>(beside.onto + row * d + i, before);
 #pragma unroll
             for (int k = 0; k < N; k++)
                 out[k] = before[k] + rstd * (up[k] * gain[k] - sum - (v[k] - mean) * rstd * dot);
@@ -308,9 +337,10 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* The gains' gradients alone: a block sums COLUMNS columns of its share of the rows. */
 template <class T, bool LAYER>
-static __global__ void gain_parts(const __grid_constant__ struct xt_rows g,
-                                  const __grid_constant__ struct xt_rows x, const xt_real<T> *means,
-                                  const xt_real<T> *rstds, xt_real<T> *parts) {
+static __global__ void
+gain_parts(const __grid_constant__ struct xt_rows g, const __grid_constant__ struct xt_rows x,
+           const xt_real<T> *means, const xt_real<T> *rstds,
+           const __grid_constant__ struct norm_beside<T> beside, xt_real<T> *parts) {
     using R = xt_real<T>;
     constexpr int TALL = THREADS / COLUMNS;
     __shared__ R all[2][TALL][COLUMNS];
@@ -319,7 +349,9 @@ static __global__ void gain_parts(const __grid_constant__ struct xt_rows g,
     if (c < d)
         for (int64_t i = (int64_t)blockIdx.y * TALL + threadIdx.y; i < x.at.count;
              i += (int64_t)gridDim.y * TALL) {
-            const R up = xt_to<R>(xt_row<T>(g, i)[c]), mean = LAYER ? means[i] : 0;
+            const R mean = LAYER ? means[i] : 0;
+            R up;
+            load_sum<1>(beside, xt_row<T>(g, i) + c, i * d + c, &up);
             dw += up * ((xt_to<R>(xt_row<T>(x, i)[c]) - mean) * rstds[i]);
             db += up;
         }
@@ -362,7 +394,7 @@ template <class T> struct norm_grad {
     struct xt_rows g, x;
     struct gain w;
     const xt_real<T> *means, *rstds;
-    const T *onto; /* added to dx, or NULL */
+    struct norm_beside<T> beside;
     T *dx;
 };
 
@@ -370,7 +402,7 @@ template <class T, bool LAYER, int LANES>
 static enum xt_status launch_rows(struct xt_ctx *ctx, const struct norm_grad<T> *p,
                                   xt_real<T> *parts, unsigned n_parts) {
     norm_grad_rows<T, LAYER, LANES><<<n_parts, THREADS, 0, xt_cuda_stream(ctx)>>>(
-        p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx, parts);
+        p->g, p->x, p->w, p->means, p->rstds, p->beside, p->dx, parts);
     return xt_cuda_launched(ctx);
 }
 
@@ -382,17 +414,17 @@ static enum xt_status launch_long(struct xt_ctx *ctx, const struct norm_grad<T> 
     cudaStream_t s = xt_cuda_stream(ctx);
     if (aligned)
         norm_grad_long<T, LAYER, 256, N><<<xt_cuda_blocks(rows, 1), THREADS, 0, s>>>(
-            p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx);
+            p->g, p->x, p->w, p->means, p->rstds, p->beside, p->dx);
     else if (d <= 1024)
         norm_grad_long<T, LAYER, 32, 1><<<xt_cuda_blocks(rows, THREADS / 32), THREADS, 0, s>>>(
-            p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx);
+            p->g, p->x, p->w, p->means, p->rstds, p->beside, p->dx);
     else
         norm_grad_long<T, LAYER, 256, 1><<<xt_cuda_blocks(rows, 1), THREADS, 0, s>>>(
-            p->g, p->x, p->w, p->means, p->rstds, p->onto, p->dx);
+            p->g, p->x, p->w, p->means, p->rstds, p->beside, p->dx);
     XT_TRY(xt_cuda_launched(ctx));
     if (!parts) return XT_OK;
     const dim3 grid(xt_cuda_blocks(d, COLUMNS), n_parts), block(COLUMNS, THREADS / COLUMNS);
-    gain_parts<T, LAYER><<<grid, block, 0, s>>>(p->g, p->x, p->means, p->rstds, parts);
+    gain_parts<T, LAYER><<<grid, block, 0, s>>>(p->g, p->x, p->means, p->rstds, p->beside, parts);
     return xt_cuda_launched(ctx);
 }
 
@@ -400,20 +432,21 @@ template <class T, bool LAYER>
 static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<T>;
-    struct norm_grad<T> p;
+    struct norm_grad<T> p = {};
     p.g = xt_rows_of(l->in[0]);
     p.x = xt_rows_of(l->in[1]);
     if (p.x.at.count == 0 || p.x.d == 0) return fill_nothing(ctx, l);
     p.w = gain_of(l->in[2], l->in[1]->dtype);
     p.means = LAYER ? (const R *)xt_data(l->in[3]) : NULL;
     p.rstds = (const R *)xt_data(l->in[LAYER ? 4 : 3]);
-    /* Of the norms, rmsnorm has a gradient that is added to another. */
-    p.onto = !LAYER && l->n_in > 4 ? (const T *)xt_data(l->in[4]) : NULL;
+    for (int k = 4; !LAYER && k < l->n_in; k++)
+        (k == 4 ? p.beside.onto : p.beside.more[k - 5]) = l->in[k] ? (T *)xt_data(l->in[k]) : NULL;
     p.dx = (T *)xt_data(l->out[0]);
     const bool gain = l->attrs[0].i != 0;
     const bool aligned = xt_rows_aligned(&p.g, sizeof(T)) && xt_rows_aligned(&p.x, sizeof(T)) &&
                          xt_is_aligned16(p.w.data) && xt_is_aligned16(p.dx) &&
-                         xt_is_aligned16(p.onto);
+                         xt_is_aligned16(p.beside.onto) && xt_is_aligned16(p.beside.more[0]) &&
+                         xt_is_aligned16(p.beside.more[1]);
     const int64_t d = p.x.d, rows = p.x.at.count, vectors = d / N, width = (LAYER ? 2 : 1) * d;
     const bool is_long = !aligned || vectors > THREADS * HELD;
     const int64_t groups = is_long                ? THREADS / COLUMNS
@@ -624,7 +657,7 @@ static enum xt_status rope_grad(struct xt_ctx *ctx, const struct xt_launch *l) {
 const struct xt_kernel xt_cuda_norm_kernels[] = {
     {"rmsnorm", XT_FLOATS, XT_INNER, rmsnorm},
     {"rmsnorm_grad", XT_FLOATS, XT_INNER, rmsnorm_grad},
-    {"rmsnorm_grad_onto", XT_FLOATS, XT_INNER, rmsnorm_grad},
+    {"rmsnorm_grad_sum", XT_FLOATS, XT_INNER, rmsnorm_grad},
     {"layernorm", XT_FLOATS, XT_INNER, layernorm},
     {"layernorm_grad", XT_FLOATS, XT_INNER, layernorm_grad},
     {"rope", XT_FLOATS, XT_INNER, rope},

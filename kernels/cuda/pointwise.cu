@@ -329,6 +329,16 @@ struct int_add_scaled {
     }
 };
 
+/* Of three terms, the last of which may be left out. */
+struct op_add_terms {
+    static constexpr int IN = 3, OUT = 1;
+    XT_OP_BODY {
+        XT_UNUSED(p0, p1);
+        out[0] = in[0] + in[1] + in[2];
+    }
+};
+XT_FLOAT_KERNEL(add_terms, op_add_terms, 0, 0)
+
 static enum xt_status add_in_place(struct xt_ctx *ctx, const struct xt_launch *l) {
     const struct xt_tensor *x = l->in[0];
     double scale = l->attrs[0].f;
@@ -366,5 +376,6 @@ const struct xt_kernel xt_cuda_pointwise_kernels[] = {
     {"fill_", XT_ANY, XT_STRIDED, fill_in_place},
     {"copy_", XT_ANY, XT_STRIDED, copy_in_place},
     {"add_", XT_ANY, XT_STRIDED, add_in_place},
+    {"add_terms", XT_FLOATS, XT_STRIDED, add_terms_kernel},
     {},
 };

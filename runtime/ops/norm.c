@@ -97,21 +97,25 @@ static const struct xt_op xt_op_rmsnorm_grad = {
     .infer = rmsnorm_grad_infer,
 };
 
-static const struct xt_param rmsnorm_onto_params[] = {
+static const struct xt_param rmsnorm_sum_params[] = {
     {.name = "grad", .kind = XT_P_TENSOR},
     {.name = "x", .kind = XT_P_TENSOR},
     {.name = "weight", .kind = XT_P_TENSOR},
     {.name = "rstd", .kind = XT_P_TENSOR},
-    {.name = "onto", .kind = XT_P_TENSOR},
+    {.name = "onto", .kind = XT_P_TENSOR, .optional = true},
+    {.name = "second", .kind = XT_P_TENSOR, .optional = true},
+    {.name = "third", .kind = XT_P_TENSOR, .optional = true},
     {.name = "gain", .kind = XT_P_BOOL},
     {0},
 };
 
-/* What comes before a norm also passes it by, so x mostly has a gradient already. */
-static const struct xt_op xt_op_rmsnorm_grad_onto = {
-    .name = "rmsnorm_grad_onto",
-    .doc = "as rmsnorm_grad, with onto added to the gradient of x before that is rounded",
-    .params = rmsnorm_onto_params,
+/* A norm is read by several projections, and what comes before it also passes it by: both its
+   gradients are mostly sums. */
+static const struct xt_op xt_op_rmsnorm_grad_sum = {
+    .name = "rmsnorm_grad_sum",
+    .doc =
+        "rmsnorm_grad of grad + second + third, rounded once; onto is added to the gradient of x",
+    .params = rmsnorm_sum_params,
     .n_outputs = 2,
     .flags = XT_INTERNAL | XT_NO_GRADIENT,
     .dtypes = XT_FLOATS,
@@ -119,21 +123,23 @@ static const struct xt_op xt_op_rmsnorm_grad_onto = {
 };
 
 static enum xt_status rmsnorm_back(struct xt_ctx *ctx, struct xt_grads *g) {
-    struct xt_tensor *in[] = {g->grad_out[0], g->in[0], g->in[1], g->out[1], NULL};
+    enum { ONTO = 4, ALL = ONTO + 1 + XT_APART };
+    struct xt_tensor *in[ALL] = {g->grad_out[0], g->in[0], g->in[1], g->out[1]};
     struct xt_tensor *out[2] = {NULL};
     const struct xt_op *op = &xt_op_rmsnorm_grad;
     struct xt_args args;
     enum xt_status status = XT_OK;
-    if (xt_op_has_kernel(ctx, &xt_op_rmsnorm_grad_onto, in[1]->storage->device, in[1]->dtype))
-        in[4] = xt_grads_take(ctx, g, 0);
-    if (in[4]) op = &xt_op_rmsnorm_grad_onto;
-    xt_args_init(&args, op, in, in[4] ? 5 : 4);
+    if (xt_op_has_kernel(ctx, &xt_op_rmsnorm_grad_sum, in[1]->storage->device, in[1]->dtype))
+        in[ONTO] = xt_grads_take(ctx, g, 0);
+    for (int k = 0; k < XT_APART; k++) in[ONTO + 1 + k] = g->more[k];
+    if (in[ONTO] || g->more[0]) op = &xt_op_rmsnorm_grad_sum;
+    xt_args_init(&args, op, in, op == &xt_op_rmsnorm_grad ? ONTO : ALL);
     args.attrs[0].i = g->wants[1];
     XT_GO(xt_call_run(ctx, op, &args, out));
     XT_GO(answer(ctx, g, 0, out[0]));
     XT_GO(answer(ctx, g, 1, out[1]));
 done:
-    xt_tensor_release(ctx, in[4]);
+    xt_tensor_release(ctx, in[ONTO]);
     for (int i = 0; i < 2; i++) xt_tensor_release(ctx, out[i]);
     return status;
 }
@@ -157,6 +163,7 @@ static const struct xt_op xt_op_rmsnorm = {
     .keeps_out = 2,
     .infer = rmsnorm_infer,
     .backward = rmsnorm_back,
+    .several = &xt_op_rmsnorm_grad_sum,
 };
 
 /* ---- layernorm ------------------------------------------------------------------------------- */
@@ -311,6 +318,6 @@ static const struct xt_op xt_op_rope = {
 };
 
 xt_op_list xt_ops_norm = {
-    &xt_op_rmsnorm,           &xt_op_layernorm,      &xt_op_rope,      &xt_op_rmsnorm_grad,
-    &xt_op_rmsnorm_grad_onto, &xt_op_layernorm_grad, &xt_op_rope_grad, NULL,
+    &xt_op_rmsnorm,          &xt_op_layernorm,      &xt_op_rope,      &xt_op_rmsnorm_grad,
+    &xt_op_rmsnorm_grad_sum, &xt_op_layernorm_grad, &xt_op_rope_grad, NULL,
 };

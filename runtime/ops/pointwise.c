@@ -386,6 +386,32 @@ static const struct xt_op xt_op_add_in_place = {
     .infer = infer_add_in_place,
 };
 
+/* ---- sums of gradients ----------------------------------------------------------------------- */
+
+static enum xt_status infer_terms(struct xt_ctx *ctx, const struct xt_op *op,
+                                  const struct xt_args *args, struct xt_output *outputs) {
+    for (int i = 1; i < args->n_inputs; i++)
+        if (args->inputs[i])
+            XT_TRY(xt_broadcast(ctx, op, args->inputs[0], args->inputs[i], &outputs[0].spec));
+    xt_output_like(&outputs[0], args->inputs[0]);
+    return XT_OK;
+}
+
+static const struct xt_param params_terms[] = {
+    TENSOR("first"),
+    TENSOR("second"),
+    {.name = "third", .kind = XT_P_TENSOR, .optional = true},
+    {0}};
+static const struct xt_op xt_op_add_terms = {
+    .name = "add_terms",
+    .doc = "first + second + third, of one shape, rounded once",
+    .params = params_terms,
+    .n_outputs = 1,
+    .flags = XT_INTERNAL | XT_NO_GRADIENT,
+    .dtypes = XT_FLOATS,
+    .infer = infer_terms,
+};
+
 /* ---- the list -------------------------------------------------------------------------------- */
 
 /* First what users call, then the internal ones. */
@@ -400,7 +426,8 @@ static const struct xt_op xt_op_add_in_place = {
 
 xt_op_list xt_ops_pointwise = {
 #include "../../kernels/pointwise.def"
-    &xt_op_where, &xt_op_masked_fill, &xt_op_cast, &xt_op_fill, &xt_op_copy, &xt_op_add_in_place,
+    &xt_op_where, &xt_op_masked_fill,  &xt_op_cast,      &xt_op_fill,
+    &xt_op_copy,  &xt_op_add_in_place, &xt_op_add_terms,
 
 #define XT_UNARY(name, ...) &xt_op_##name##_grad,
 #define XT_UNARY_ANY XT_UNARY
