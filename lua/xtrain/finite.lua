@@ -28,10 +28,11 @@ end
 
 -- The loss and the norms of the step so far: what is wrong with them (or nil), and their bits.
 local function look(run)
-  local own, loss = run.own, run:mean_loss()
-  local norms, wrong = {}, run:loss_fault()
-  for i, optimizer in ipairs(own.optimizers) do
-    norms[i] = optimizer:measure().value
+  local own, norms = run.own, {}
+  -- Norms first: a GPU then has work until they are read, and the loss is there by then.
+  for i, optimizer in ipairs(own.optimizers) do norms[i] = optimizer:measure().value end
+  local loss, wrong = run:mean_loss(), run:loss_fault()
+  for i = 1, #norms do
     if not wrong and not M.is_finite(norms[i]) then
       wrong = "the gradient norm is " .. M.shown(norms[i])
     end
