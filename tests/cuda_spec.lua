@@ -131,6 +131,17 @@ describe("on cuda, op", function()
     end
   end)
 
+  -- Each width takes another kernel; the last has more rows than the blocks of backward take at
+  -- once.
+  for _, shape in ipairs { { 3, 5, 3, 2 }, { 3, 5, 3, 32 }, { 3, 5, 3, 34 }, { 3, 5, 3, 64 },
+    { 70, 5, 3, 64 }, { 3, 5, 3, 128 }, { 3, 5, 3, 160 }, { 3, 5, 3, 256 }, { 3, 5, 3, 512 },
+    { 2, 300, 32, 128 } } do
+    it("rmsnorm_rope gives what the CPU gives at " .. table.concat(shape, "x"), function()
+      local row = { inputs = { shape, { shape[4] } } }
+      assert(runner.cuda(setmetatable(row, { __index = op_rows.rows.rmsnorm_rope })))
+    end)
+  end
+
   it("has kernels for all that the CPU has", function()
     local missing = {}
     for _, op in ipairs(xt.ops()) do

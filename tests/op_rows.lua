@@ -256,6 +256,29 @@ row("rope", {
   also = { { { 1, 1, 1, 2 } } }, empty = { { { 0, 3, 2, 6 } }, { { 2, 0, 2, 6 } } },
   wrong = { { { 2, 3, 2, 5 }, says = "" }, { { 3, 4 }, says = "" } },
 })
+row("rmsnorm_rope", {
+  inputs = { { 3, 3, 2, 6 }, { 6 } }, f32 = 64, bf16 = 6,
+  call = function(op, x, w)
+    local y = op(x, w, 1e-5)
+      + op(x, w, 1e-5, { layout = "interleaved", offset = 2, theta = 100 })
+    if x.ndim < 4 then return y end
+    local function positions(shape, dtype)
+      return xt.rand(shape, { seed = 3 }):mul(50):to(dtype)
+    end
+    local batch, seq = x.shape[1], x.shape[2]
+    return y + op(x, w, 1e-5, { positions = positions({ seq }, "i32") })
+      + op(x, w, { layout = "interleaved", positions = positions({ batch, seq }, "i64") })
+  end,
+  also = {
+    { { 1, 1, 1, 2 }, { 2 } }, { { 3, 5, 1, 32 }, { 32 } }, { { 1, 2, 3, 34 }, { 34 } },
+    { { 3, 2, 5, 64 }, { 64 } }, { { 1, 3, 2, 128 }, { 128 } }, { { 3, 1, 2, 160 }, { 160 } },
+    { { 1, 1, 2, 514 }, { 514 } },
+  },
+  empty = { { { 0, 3, 2, 6 }, { 6 } }, { { 2, 0, 2, 6 }, { 6 } }, { { 2, 3, 0, 6 }, { 6 } },
+    { { 2, 3, 2, 0 }, { 0 } } },
+  wrong = { { { 2, 3, 2, 5 }, { 5 }, says = "even last dimension" },
+    { { 2, 3, 2, 6 }, { 4 }, says = "weight is f32 4" }, { { 3, 4 }, { 4 }, says = "" } },
+})
 row("index_select", {
   inputs = { { 4, 3 }, { shape = { 5 }, kind = "int", below = 3 } },
   call = function(op, x, index) return op(x, 2, index) end,

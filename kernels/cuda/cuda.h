@@ -22,7 +22,7 @@ extern "C" {
 extern "C" {
 cudaStream_t xt_cuda_stream(const struct xt_ctx *ctx); /* where everything is queued */
 int xt_cuda_multiprocessors(const struct xt_ctx *ctx);
-int xt_cuda_capability(const struct xt_ctx *ctx); /* 90: 9.0 */
+int xt_cuda_capability(const struct xt_ctx *ctx);   /* 90: 9.0 */
 const char *xt_cuda_name(const struct xt_ctx *ctx); /* "NVIDIA H200" */
 /* XT_OK, or XT_DEVICE with CUDA's own words. */
 enum xt_status xt_cuda_status(struct xt_ctx *ctx, cudaError_t error);
@@ -222,8 +222,8 @@ extern "C" {
 extern const struct xt_kernel xt_cuda_pointwise_kernels[], xt_cuda_pointwise_grad_kernels[],
     xt_cuda_shape_kernels[], xt_cuda_reduce_kernels[], xt_cuda_along_kernels[],
     xt_cuda_index_kernels[], xt_cuda_linalg_kernels[], xt_cuda_norm_kernels[],
-    xt_cuda_loss_kernels[], xt_cuda_attention_kernels[], xt_cuda_mlp_kernels[],
-    xt_cuda_random_kernels[], xt_cuda_optim_kernels[];
+    xt_cuda_norm_rope_kernels[], xt_cuda_loss_kernels[], xt_cuda_attention_kernels[],
+    xt_cuda_mlp_kernels[], xt_cuda_random_kernels[], xt_cuda_optim_kernels[];
 }
 
 /* ---- matrix products, in linalg.cu ----------------------------------------------------------- */

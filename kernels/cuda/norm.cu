@@ -6,48 +6,12 @@
  * The gradient of a gain is a sum over rows: each block sums its own in registers, in an order that
  * the shape alone decides, and a second kernel adds the blocks' sums in order.
  */
-#include <math.h>
-
-#include "../both.h"
+#include "rope.h"
 #include "rows.h"
 
 #define THREADS 256
 #define HELD 4    /* vectors of a row that a thread keeps */
 #define PARTS 264 /* of the rows, at most, whose gains' gradients are summed together */
-
-/* A weight or bias: of x's dtype, or wide, in the type of the arithmetic. */
-struct gain {
-    const void *data; /* NULL: there is none */
-    bool wide;
-};
-
-static struct gain gain_of(const struct xt_tensor *t, enum xt_dtype dtype) {
-    struct gain g = {t ? xt_data(t) : NULL, t && t->dtype != dtype};
-    return g;
-}
-
-/* The gain's elements i to i + N - 1, or `fallback`. */
-template <class T, int N>
-static __device__ void load_gain(const struct gain &g, int64_t i, xt_real<T> fallback,
-                                 xt_real<T> *to) {
-    if (!g.data) {
-#pragma unroll
-        for (int k = 0; k < N; k++) to[k] = fallback;
-    } else if (g.wide) {
-        xt_load<N>((const xt_real<T> *)g.data + i, to);
-    } else {
-        xt_load<N>((const T *)g.data + i, to);
-    }
-}
-
-/* No rows, or empty ones: outputs that are left, such as the gradient of a gain, are zero. */
-static enum xt_status fill_nothing(struct xt_ctx *ctx, const struct xt_launch *l) {
-    for (int i = 0; i < l->n_out; i++)
-        if (l->out[i] && xt_numel(l->out[i]) > 0)
-            XT_CUDA_TRY(
-                cudaMemsetAsync(xt_data(l->out[i]), 0, xt_nbytes(l->out[i]), xt_cuda_stream(ctx)));
-    return XT_OK;
-}
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
@@ -58,9 +22,9 @@ static enum xt_status fill_nothing(struct xt_ctx *ctx, const struct xt_launch *l
  */
 template <class T, bool LAYER, int LANES, int N, int HOLD>
 static __global__ void __launch_bounds__(THREADS)
-    norm_rows(const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
-              const __grid_constant__ struct gain b, const xt_real<T> eps, T *y, xt_real<T> *means,
-              xt_real<T> *rstds) {
+    norm_rows(const __grid_constant__ struct xt_rows x, const __grid_constant__ struct xt_gain w,
+              const __grid_constant__ struct xt_gain b, const xt_real<T> eps, T *y,
+              xt_real<T> *means, xt_real<T> *rstds) {
     using R = xt_real<T>;
     const int lane = xt_lane<LANES>();
     const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
@@ -106,8 +70,8 @@ static __global__ void __launch_bounds__(THREADS)
         const R rstd = 1 / sqrt(xt_group_sum<LANES>(squares) / (R)d + eps);
         each([&](int64_t i, const R *v) {
             R gain[N], bias[N], out[N];
-            load_gain<T, N>(w, i, 1, gain);
-            if constexpr (LAYER) load_gain<T, N>(b, i, 0, bias);
+            xt_load_gain<T, N>(w, i, 1, gain);
+            if constexpr (LAYER) xt_load_gain<T, N>(b, i, 0, bias);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 if constexpr (LAYER)
@@ -130,9 +94,9 @@ static enum xt_status norm_of(struct xt_ctx *ctx, const struct xt_launch *l) {
     constexpr int N = xt_lanes<T>;
     const enum xt_dtype dtype = l->in[0]->dtype;
     const struct xt_rows x = xt_rows_of(l->in[0]);
-    if (x.at.count == 0 || x.d == 0) return fill_nothing(ctx, l);
-    const struct gain w = gain_of(l->in[1], dtype);
-    const struct gain b = gain_of(LAYER ? l->in[2] : NULL, dtype);
+    if (x.at.count == 0 || x.d == 0) return xt_fill_nothing(ctx, l);
+    const struct xt_gain w = xt_gain_of(l->in[1], dtype);
+    const struct xt_gain b = xt_gain_of(LAYER ? l->in[2] : NULL, dtype);
     struct xt_tensor *mean = LAYER ? l->out[1] : NULL, *rstd = l->out[LAYER ? 2 : 1];
     T *y = (T *)xt_data(l->out[0]);
     R *means = mean ? (R *)xt_data(mean) : NULL, *rstds = rstd ? (R *)xt_data(rstd) : NULL;
@@ -197,9 +161,10 @@ static __device__ void load_sum(const struct norm_beside<T> &b, const T *from, i
 template <class T, bool LAYER, int LANES>
 static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
     norm_grad_rows(const __grid_constant__ struct xt_rows g,
-                   const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
-                   const xt_real<T> *means, const xt_real<T> *rstds,
-                   const __grid_constant__ struct norm_beside<T> beside, T *dx, xt_real<T> *parts) {
+                   const __grid_constant__ struct xt_rows x,
+                   const __grid_constant__ struct xt_gain w, const xt_real<T> *means,
+                   const xt_real<T> *rstds, const __grid_constant__ struct norm_beside<T> beside,
+                   T *dx, xt_real<T> *parts) {
     using R = xt_real<T>;
     constexpr int N = xt_lanes<T>;
     const int lane = xt_lane<LANES>(), group = (int)threadIdx.x / LANES;
@@ -225,7 +190,7 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
             const int64_t i = (int64_t)(j * LANES + lane) * N;
             if (!live || i >= d) continue;
             R gain[N];
-            load_gain<T, N>(w, i, 1, gain);
+            xt_load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 const R up = xt_to<R>(gv[j].at[k]), n = (xt_to<R>(xv[j].at[k]) - mean) * rstd;
@@ -245,7 +210,7 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
             if (!live || i >= d) continue;
             R gain[N], out[N], before[N] = {};
             if (beside.onto) xt_load<N>(beside.onto + row * d + i, before);
-            load_gain<T, N>(w, i, 1, gain);
+            xt_load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 const R n = (xt_to<R>(xv[j].at[k]) - mean) * rstd;
@@ -296,9 +261,10 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
 template <class T, bool LAYER, int LANES, int N>
 static __global__ void __launch_bounds__(THREADS)
     norm_grad_long(const __grid_constant__ struct xt_rows g,
-                   const __grid_constant__ struct xt_rows x, const __grid_constant__ struct gain w,
-                   const xt_real<T> *means, const xt_real<T> *rstds,
-                   const __grid_constant__ struct norm_beside<T> beside, T *dx) {
+                   const __grid_constant__ struct xt_rows x,
+                   const __grid_constant__ struct xt_gain w, const xt_real<T> *means,
+                   const xt_real<T> *rstds, const __grid_constant__ struct norm_beside<T> beside,
+                   T *dx) {
     using R = xt_real<T>;
     const int lane = xt_lane<LANES>();
     const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
@@ -311,7 +277,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
             load_sum<N>(beside, g_row + i, row * d + i, up);
             xt_load<N>(x_row + i, v);
-            load_gain<T, N>(w, i, 1, gain);
+            xt_load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 dot += up[k] * gain[k] * ((v[k] - mean) * rstd);
@@ -323,7 +289,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t i = (int64_t)lane * N; live && i < d; i += LANES * N) {
             load_sum<N>(beside, g_row + i, row * d + i, up);
             xt_load<N>(x_row + i, v);
-            load_gain<T, N>(w, i, 1, gain);
+            xt_load_gain<T, N>(w, i, 1, gain);
             if (beside.onto) xt_load<N>(beside.onto + row * d + i, before);
 #pragma unroll
             for (int k = 0; k < N; k++)
@@ -392,7 +358,7 @@ static __global__ void add_parts(const R *parts, int n_parts, int64_t width, int
 /* What one launch of a gradient works on. */
 template <class T> struct norm_grad {
     struct xt_rows g, x;
-    struct gain w;
+    struct xt_gain w;
     const xt_real<T> *means, *rstds;
     struct norm_beside<T> beside;
     T *dx;
@@ -435,8 +401,8 @@ static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l
     struct norm_grad<T> p = {};
     p.g = xt_rows_of(l->in[0]);
     p.x = xt_rows_of(l->in[1]);
-    if (p.x.at.count == 0 || p.x.d == 0) return fill_nothing(ctx, l);
-    p.w = gain_of(l->in[2], l->in[1]->dtype);
+    if (p.x.at.count == 0 || p.x.d == 0) return xt_fill_nothing(ctx, l);
+    p.w = xt_gain_of(l->in[2], l->in[1]->dtype);
     p.means = LAYER ? (const R *)xt_data(l->in[3]) : NULL;
     p.rstds = (const R *)xt_data(l->in[LAYER ? 4 : 3]);
     for (int k = 4; !LAYER && k < l->n_in; k++)
@@ -481,27 +447,6 @@ static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l
 /* ---- rope ------------------------------------------------------------------------------------ */
 
 #define ROPE_THREADS 128
-#define ROPE_BYTES 1024 /* of frequencies that travel as an argument: pairs of one launch */
-
-/* Frequencies of pairs first .. first + n - 1, computed on the host as for the CPU. */
-template <class R> struct frequencies {
-    int64_t first;
-    int n;
-    R at[ROPE_BYTES / sizeof(R)];
-};
-
-struct positions {
-    const void *data; /* NULL: offset + s */
-    bool wide;        /* i64, else i32 */
-    int64_t b, s;     /* strides in elements */
-    int64_t offset;
-};
-
-/* A tensor (B, S, H, D) and how its outer dimensions lie. */
-struct heads {
-    int64_t B, S, H, D;
-    int64_t b, s, h; /* strides in elements */
-};
 
 /*
  * A block turns the heads of one s in one b after the other, N pairs at a time. Its angles are of
@@ -509,28 +454,20 @@ struct heads {
  */
 template <class T, int N, bool INTERLEAVED>
 static __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_lines(const T *x, T *y, const __grid_constant__ struct heads q,
-               const __grid_constant__ struct positions at,
-               const __grid_constant__ struct frequencies<xt_real<T>> f, const xt_real<T> sign) {
+    rope_lines(const T *x, T *y, const __grid_constant__ struct xt_heads q,
+               const __grid_constant__ struct xt_positions at,
+               const __grid_constant__ struct xt_frequencies<xt_real<T>> f, const xt_real<T> sign) {
     using R = xt_real<T>;
-    __shared__ R cosine[ROPE_BYTES / sizeof(R)], sine[ROPE_BYTES / sizeof(R)];
+    __shared__ R cosine[XT_ROPE_PAIRS], sine[XT_ROPE_PAIRS];
     const int64_t half = q.D / 2;
     const int steps = f.n / N;
     const int64_t s = blockIdx.x % q.S, chunks = gridDim.x / q.S;
     for (int64_t b = blockIdx.x / q.S; b < q.B; b += chunks) {
-        const int64_t place = b * at.b + s * at.s;
         if (at.b || b < chunks) {
-            const R position = (R)(!at.data  ? at.offset + s
-                                   : at.wide ? ((const int64_t *)at.data)[place]
-                                             : (int64_t)((const int32_t *)at.data)[place]);
+            const R position = (R)xt_position_at(at, b, s);
             __syncthreads();
-            for (int i = (int)threadIdx.x; i < f.n; i += ROPE_THREADS) {
-                double turn_s, turn_c;
-                const R angle = position * f.at[i];
-                xt_sine_cosine((double)angle, &turn_s, &turn_c);
-                cosine[i] = (R)turn_c;
-                sine[i] = sign * (R)turn_s;
-            }
+            for (int i = (int)threadIdx.x; i < f.n; i += ROPE_THREADS)
+                xt_angle(position, f.at[i], sign, &cosine[i], &sine[i]);
             __syncthreads();
         }
         const T *from = x + b * q.b + s * q.s;
@@ -567,48 +504,27 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
     }
 }
 
-/* CPU's own functions, so that the angles have the same bits. */
-static float power_of(float x, float p) {
-    return powf(x, p);
-}
-static double power_of(double x, double p) {
-    return pow(x, p);
-}
-
 template <class T>
 static enum xt_status rope_of(struct xt_ctx *ctx, const struct xt_launch *l, int sign) {
     using R = xt_real<T>;
-    constexpr int N = xt_lanes<T>, ROOM = ROPE_BYTES / (int)sizeof(R);
-    const struct xt_tensor *x = l->in[0], *p = l->in[1];
+    constexpr int N = xt_lanes<T>;
+    const struct xt_tensor *x = l->in[0];
     if (xt_numel(x) == 0) return XT_OK;
-    const struct heads q = {x->shape[0],  x->shape[1],  x->shape[2], x->shape[3],
-                            x->stride[0], x->stride[1], x->stride[2]};
-    struct positions at = {};
-    at.offset = l->attrs[2].i;
-    if (p) {
-        at.data = xt_data(p);
-        at.wide = p->dtype == XT_I64;
-        at.b = p->ndim == 2 ? p->stride[0] : 0;
-        at.s = p->stride[p->ndim - 1];
-    }
+    const struct xt_heads q = xt_heads_of(x);
+    const struct xt_positions at = xt_positions_of(l->in[1], l->attrs[2].i);
     const bool interleaved = l->attrs[1].i == 1;
     const int64_t half = q.D / 2;
     const T *from = (const T *)xt_data(x);
     T *to = (T *)xt_data(l->out[0]);
-    bool aligned =
-        xt_is_aligned16(from) && xt_is_aligned16(to) && (interleaved ? q.D : half) % N == 0;
-    for (int d = 0; d < 3; d++) aligned = aligned && (x->shape[d] == 1 || x->stride[d] % N == 0);
+    const bool aligned =
+        xt_heads_aligned(x, N) && xt_is_aligned16(to) && (interleaved ? q.D : half) % N == 0;
     /* For every s so many blocks that the device is full, and at most one a batch. */
     const int64_t full = 8 * (int64_t)xt_cuda_multiprocessors(ctx), each = (full + q.S - 1) / q.S;
     if (q.S > 0x3FFFFFFF) return xt_fail(ctx, XT_UNSUPPORTED, "more than 2^30 positions");
     const unsigned blocks = (unsigned)(q.S * (each < q.B ? each : q.B));
     cudaStream_t s = xt_cuda_stream(ctx);
-    for (int64_t first = 0; first < half; first += ROOM) {
-        struct frequencies<R> f = {};
-        f.first = first;
-        f.n = (int)(half - first < ROOM ? half - first : ROOM);
-        for (int i = 0; i < f.n; i++)
-            f.at[i] = 1 / power_of((R)l->attrs[0].f, (R)(2 * (first + i)) / (R)q.D);
+    for (int64_t first = 0; first < half; first += XT_ROPE_PAIRS) {
+        const struct xt_frequencies<R> f = xt_frequencies_of<R>((R)l->attrs[0].f, first, q.D);
         if (interleaved && aligned)
             rope_lines<T, N / 2, true><<<blocks, ROPE_THREADS, 0, s>>>(from, to, q, at, f, sign);
         else if (interleaved)

@@ -119,4 +119,40 @@ template <int N, class R, class S> __device__ inline void xt_store(const R *from
     }
 }
 
+/* ---- weights and biases of norms ------------------------------------------------------------- */
+
+/* One number an element of a row: of x's dtype, or wide, in the type of the arithmetic. */
+struct xt_gain {
+    const void *data; /* NULL: there is none */
+    bool wide;        /* in the type of the arithmetic */
+};
+
+static inline struct xt_gain xt_gain_of(const struct xt_tensor *t, enum xt_dtype dtype) {
+    struct xt_gain g = {t ? xt_data(t) : NULL, t && t->dtype != dtype};
+    return g;
+}
+
+/* The gain's elements i to i + N - 1, or `fallback`. */
+template <class T, int N>
+__device__ inline void xt_load_gain(const struct xt_gain &g, int64_t i, xt_real<T> fallback,
+                                    xt_real<T> *to) {
+    if (!g.data) {
+#pragma unroll
+        for (int k = 0; k < N; k++) to[k] = fallback;
+    } else if (g.wide) {
+        xt_load<N>((const xt_real<T> *)g.data + i, to);
+    } else {
+        xt_load<N>((const T *)g.data + i, to);
+    }
+}
+
+/* No rows, or empty ones: outputs that are left, such as the gradient of a gain, are zero. */
+static inline enum xt_status xt_fill_nothing(struct xt_ctx *ctx, const struct xt_launch *l) {
+    for (int i = 0; i < l->n_out; i++)
+        if (l->out[i] && xt_numel(l->out[i]) > 0)
+            XT_CUDA_TRY(
+                cudaMemsetAsync(xt_data(l->out[i]), 0, xt_nbytes(l->out[i]), xt_cuda_stream(ctx)));
+    return XT_OK;
+}
+
 #endif

@@ -304,10 +304,19 @@ function M.attention(given)
   return finish(self, o, 1 / math.sqrt(o.dim))
 end
 
--- q and k (B, S, H, D) turned by their places, which go on behind those in the cache.
+-- Whether a norm is what M.rmsnorm makes: another layer may have been put in its place.
+local function is_rmsnorm(norm) return norm.forward == rmsnorm.forward end
+
+-- q and k (B, S, H, D) normed a head, where there are norms, and turned by their places, which go
+-- on behind those in the cache. Norm and rotation are one op unless the rotation is scaled.
 function attention:turn(q, k, cache)
   local how, positions = self.rope, cache and cache.positions
   local first = cache and cache.length or 0
+  local q_norm, k_norm = self.q_norm, self.k_norm
+  local fused = q_norm and how and not self.frequencies and is_rmsnorm(q_norm)
+    and is_rmsnorm(k_norm)
+  if q_norm and not fused then q, k = q_norm(q), k_norm(k) end
+  if not how then return q, k end
   if self.frequencies then
     local seq = q.shape[2]
     positions = positions or xt.arange(seq, { device = q.device }) + first
@@ -319,6 +328,10 @@ function attention:turn(q, k, cache)
   else
     how.offset = first
   end
+  if fused then
+    return xt.rmsnorm_rope(q, q_norm.weight, q_norm.eps, how),
+      xt.rmsnorm_rope(k, k_norm.weight, k_norm.eps, how)
+  end
   return xt.rope(q, how), xt.rope(k, how)
 end
 
@@ -329,10 +342,7 @@ function attention:forward(x, cache, index, seed)
   local q = M.project(x, self.wq):reshape { batch, seq, self.heads, self.head_dim }
   local k = M.project(x, self.wk):reshape { batch, seq, self.kv_heads, self.head_dim }
   local v = M.project(x, self.wv):reshape { batch, seq, self.kv_heads, self.head_dim }
-  if self.q_norm then
-    q, k = self.q_norm(q), self.k_norm(k)
-  end
-  if self.rope then q, k = self:turn(q, k, cache) end
+  q, k = self:turn(q, k, cache)
   if cache then
     k, v = cache:extend(index, k, v)
   end

@@ -851,6 +851,21 @@ function xt.rope(x, options) end
 ---@return xt.tensor
 function tensor:rope(options) end
 
+--- rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, D), weight (D); on a GPU in one pass, with what the norm gives not rounded before it is turned
+---@param x xt.tensor|number
+---@param weight xt.tensor|number
+---@param eps? number
+---@param options? {theta?: number, layout?: "half"|"interleaved", offset?: integer, positions?: xt.tensor|number}
+---@return xt.tensor
+function xt.rmsnorm_rope(x, weight, eps, options) end
+
+--- rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, D), weight (D); on a GPU in one pass, with what the norm gives not rounded before it is turned
+---@param weight xt.tensor|number
+---@param eps? number
+---@param options? {theta?: number, layout?: "half"|"interleaved", offset?: integer, positions?: xt.tensor|number}
+---@return xt.tensor
+function tensor:rmsnorm_rope(weight, eps, options) end
+
 --- x's slices along dim at the positions in index (n), counted from 0
 ---@param x xt.tensor|number
 ---@param dim integer

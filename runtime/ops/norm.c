@@ -1,6 +1,6 @@
 /*
- * norm.c: rmsnorm, layernorm and rope. Each backward is one fused internal op, NAME_grad, beside
- * it.
+ * norm.c: rmsnorm, layernorm, rope, and rope of rmsnorm in one. Each backward is one fused internal
+ * op, NAME_grad, beside it.
  *
  * The gain may be f32 under a bf16 or f16 x: everything is computed in f32 and rounded where the
  * doc line says so. Gradients of gain and bias leave the kernels in the type of the arithmetic.
@@ -247,30 +247,33 @@ static const struct xt_op xt_op_layernorm = {
 
 /* ---- rope ------------------------------------------------------------------------------------ */
 
+/* What a rotation takes besides x: three attributes, ROPE_ATTRS, and one input. */
+/* clang-format off */
+#define ROPE_PARAMS                                                                                \
+    {.name = "theta", .kind = XT_P_REAL, .optional = true, .named = true, .fallback = 10000},      \
+    {.name = "layout", .kind = XT_P_CHOICE, .optional = true, .named = true,                       \
+     .choices = "half|interleaved"},                                                               \
+    {.name = "offset", .kind = XT_P_INT, .optional = true, .named = true},                         \
+    {.name = "positions", .kind = XT_P_TENSOR, .optional = true, .named = true}
+/* clang-format on */
+#define ROPE_ATTRS 3
+
 static const struct xt_param rope_params[] = {
     {.name = "x", .kind = XT_P_TENSOR},
-    {.name = "theta", .kind = XT_P_REAL, .optional = true, .named = true, .fallback = 10000},
-    {.name = "layout",
-     .kind = XT_P_CHOICE,
-     .optional = true,
-     .named = true,
-     .choices = "half|interleaved"},
-    {.name = "offset", .kind = XT_P_INT, .optional = true, .named = true},
-    {.name = "positions", .kind = XT_P_TENSOR, .optional = true, .named = true},
+    ROPE_PARAMS,
     {0},
 };
 
-static enum xt_status rope_infer(struct xt_ctx *ctx, const struct xt_op *op,
-                                 const struct xt_args *args, struct xt_output *outputs) {
+/* x and positions (may be NULL), and theta: the first of the attributes of a rotation. */
+static enum xt_status want_heads(struct xt_ctx *ctx, const struct xt_op *op,
+                                 const struct xt_tensor *x, const struct xt_tensor *p,
+                                 double theta) {
     char text[TEXT_BYTES], x_text[TEXT_BYTES];
-    const struct xt_tensor *x = args->inputs[0], *p = args->inputs[1];
     XT_TRY(xt_want_ndim(ctx, op, "x", x, 4));
     if (x->shape[3] % 2 != 0)
         return xt_fail(ctx, XT_SHAPE, "x is %s, wanted an even last dimension: pairs are turned",
                        xt_describe(x, text, sizeof text));
-    if (!(args->attrs[0].f > 0))
-        return xt_fail(ctx, XT_ARGUMENT, "theta is %g, wanted more than 0", args->attrs[0].f);
-    xt_output_like(&outputs[0], x);
+    if (!(theta > 0)) return xt_fail(ctx, XT_ARGUMENT, "theta is %g, wanted more than 0", theta);
     if (!p) return XT_OK;
     if (p->dtype != XT_I32 && p->dtype != XT_I64)
         return xt_fail(ctx, XT_DTYPE, "positions is %s, wanted i32 or i64",
@@ -283,6 +286,13 @@ static enum xt_status rope_infer(struct xt_ctx *ctx, const struct xt_op *op,
                        "positions is %s, wanted (S) or (B, S) for x (B, S, H, D), "
                        "which is %s",
                        xt_describe(p, text, sizeof text), xt_describe(x, x_text, sizeof x_text));
+    return XT_OK;
+}
+
+static enum xt_status rope_infer(struct xt_ctx *ctx, const struct xt_op *op,
+                                 const struct xt_args *args, struct xt_output *outputs) {
+    XT_TRY(want_heads(ctx, op, args->inputs[0], args->inputs[1], args->attrs[0].f));
+    xt_output_like(&outputs[0], args->inputs[0]);
     return XT_OK;
 }
 
@@ -300,7 +310,7 @@ static enum xt_status rope_back(struct xt_ctx *ctx, struct xt_grads *g) {
     struct xt_tensor *in[] = {g->grad_out[0], g->in[1]};
     struct xt_args args;
     xt_args_init(&args, &xt_op_rope_grad, in, 2);
-    memcpy(args.attrs, xt_call_attrs(g->call), 3 * sizeof *args.attrs);
+    memcpy(args.attrs, xt_call_attrs(g->call), ROPE_ATTRS * sizeof *args.attrs);
     return xt_call_run(ctx, &xt_op_rope_grad, &args, &g->grad_in[0]);
 }
 
@@ -317,7 +327,132 @@ static const struct xt_op xt_op_rope = {
     .backward = rope_back,
 };
 
+/* ---- rope of rmsnorm ------------------------------------------------------------------------- */
+
+#define FUSED_HEAD 512 /* elements of the longest row that a fused kernel takes */
+
+/* Whether a fused kernel takes x: it counts rows in 32 bits. */
+static bool takes_fused(const struct xt_ctx *ctx, const struct xt_op *op,
+                        const struct xt_tensor *x) {
+    return x->shape[3] <= FUSED_HEAD && x->shape[0] * x->shape[1] * x->shape[2] <= INT32_MAX &&
+           xt_op_has_kernel(ctx, op, x->storage->device, x->dtype);
+}
+
+static enum xt_status want_normed_heads(struct xt_ctx *ctx, const struct xt_op *op,
+                                        const struct xt_args *args) {
+    XT_TRY(want_heads(ctx, op, args->inputs[0], args->inputs[2], args->attrs[1].f));
+    return want_gain(ctx, "weight", args->inputs[1], args->inputs[0]);
+}
+
+static enum xt_status rmsnorm_rope_infer(struct xt_ctx *ctx, const struct xt_op *op,
+                                         const struct xt_args *args, struct xt_output *outputs) {
+    XT_TRY(want_normed_heads(ctx, op, args));
+    xt_output_like(&outputs[0], args->inputs[0]);
+    row_spec(args->inputs[0], &outputs[1].spec);
+    return XT_OK;
+}
+
+static const struct xt_param rmsnorm_rope_grad_params[] = {
+    {.name = "grad", .kind = XT_P_TENSOR},
+    {.name = "x", .kind = XT_P_TENSOR},
+    {.name = "weight", .kind = XT_P_TENSOR},
+    {.name = "rstd", .kind = XT_P_TENSOR},
+    {.name = "gain", .kind = XT_P_BOOL},
+    ROPE_PARAMS,
+    {0},
+};
+
+static const struct xt_op xt_op_rmsnorm_rope_grad = {
+    .name = "rmsnorm_rope_grad",
+    .doc = "the gradients of x and, with gain, of weight; weight's is f32 (f64)",
+    .params = rmsnorm_rope_grad_params,
+    .n_outputs = 2,
+    .flags = XT_INTERNAL | XT_NO_GRADIENT,
+    .dtypes = XT_FLOATS,
+    .infer = rmsnorm_grad_infer,
+};
+
+static enum xt_status rmsnorm_rope_back(struct xt_ctx *ctx, struct xt_grads *g) {
+    struct xt_tensor *in[] = {g->grad_out[0], g->in[0], g->in[1], g->out[1], g->in[2]}, *out[2];
+    struct xt_args args;
+    xt_args_init(&args, &xt_op_rmsnorm_rope_grad, in, 5);
+    args.attrs[0].i = g->wants[1];
+    memcpy(args.attrs + 1, xt_call_attrs(g->call) + 1, ROPE_ATTRS * sizeof *args.attrs);
+    XT_TRY(xt_call_run(ctx, &xt_op_rmsnorm_rope_grad, &args, out));
+    enum xt_status status = XT_OK;
+    XT_GO(answer(ctx, g, 0, out[0]));
+    XT_GO(answer(ctx, g, 1, out[1]));
+done:
+    for (int i = 0; i < 2; i++) xt_tensor_release(ctx, out[i]);
+    return status;
+}
+
+static const struct xt_param rmsnorm_rope_params[] = {
+    {.name = "x", .kind = XT_P_TENSOR},
+    {.name = "weight", .kind = XT_P_TENSOR},
+    {.name = "eps", .kind = XT_P_REAL, .optional = true, .fallback = 1e-6},
+    ROPE_PARAMS,
+    {0},
+};
+
+static const struct xt_op xt_op_rmsnorm_rope_fused = {
+    .name = "rmsnorm_rope_fused",
+    .doc = "rmsnorm_rope in one pass, not rounded between the norm and the rotation",
+    .params = rmsnorm_rope_params,
+    .n_outputs = 2,
+    .n_hidden = 1, /* 1/sqrt(mean(x^2) + eps), one a row */
+    .flags = XT_INTERNAL,
+    .dtypes = XT_FLOATS,
+    .keeps_in = 7,
+    .keeps_out = 2,
+    .infer = rmsnorm_rope_infer,
+    .backward = rmsnorm_rope_back,
+};
+
+/* In one pass where the device has the kernels, else by the two ops. */
+static enum xt_status rmsnorm_rope_compose(struct xt_ctx *ctx, const struct xt_op *op,
+                                           const struct xt_args *a, struct xt_tensor **outputs) {
+    XT_TRY(want_normed_heads(ctx, op, a));
+    struct xt_args args;
+    if (takes_fused(ctx, &xt_op_rmsnorm_rope_fused, a->inputs[0])) {
+        xt_args_init(&args, &xt_op_rmsnorm_rope_fused, a->inputs, a->n_inputs);
+        memcpy(args.attrs, a->attrs, (1 + ROPE_ATTRS) * sizeof *args.attrs);
+        return xt_call_run(ctx, &xt_op_rmsnorm_rope_fused, &args, outputs);
+    }
+    struct xt_tensor *normed;
+    xt_args_init(&args, &xt_op_rmsnorm, a->inputs, 2);
+    args.attrs[0] = a->attrs[0];
+    XT_TRY(xt_call_run(ctx, &xt_op_rmsnorm, &args, &normed));
+    struct xt_tensor *in[] = {normed, a->inputs[2]};
+    xt_args_init(&args, &xt_op_rope, in, 2);
+    memcpy(args.attrs, a->attrs + 1, ROPE_ATTRS * sizeof *args.attrs);
+    enum xt_status status = xt_call_run(ctx, &xt_op_rope, &args, outputs);
+    xt_tensor_release(ctx, normed);
+    return status;
+}
+
+static const struct xt_op xt_op_rmsnorm_rope = {
+    .name = "rmsnorm_rope",
+    .doc = "rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, "
+           "D), weight (D); on a GPU in one pass, with what the norm gives not rounded before it "
+           "is turned",
+    .params = rmsnorm_rope_params,
+    .n_outputs = 1,
+    .flags = XT_COMPOSED,
+    .dtypes = XT_FLOATS,
+    .compose = rmsnorm_rope_compose,
+};
+
 xt_op_list xt_ops_norm = {
-    &xt_op_rmsnorm,          &xt_op_layernorm,      &xt_op_rope,      &xt_op_rmsnorm_grad,
-    &xt_op_rmsnorm_grad_sum, &xt_op_layernorm_grad, &xt_op_rope_grad, NULL,
+    &xt_op_rmsnorm,
+    &xt_op_layernorm,
+    &xt_op_rope,
+    &xt_op_rmsnorm_rope,
+    &xt_op_rmsnorm_grad,
+    &xt_op_rmsnorm_grad_sum,
+    &xt_op_layernorm_grad,
+    &xt_op_rope_grad,
+    &xt_op_rmsnorm_rope_fused,
+    &xt_op_rmsnorm_rope_grad,
+    NULL,
 };

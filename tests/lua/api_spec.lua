@@ -219,6 +219,7 @@ cross_entropy(logits labels | reduction ignore label_smoothing)
 linear_cross_entropy(x weight labels | reduction ignore label_smoothing)
 rmsnorm(x weight eps) layernorm(x weight bias eps) swiglu(gate up) repeat_kv(x group)
 rope(x | theta layout offset positions)
+rmsnorm_rope(x weight eps | theta layout offset positions)
 attention(q k v | causal scale mask lengths documents dropout seed impl)
 dropout(x p seed) dropout_mask(shape p seed) multinomial(probs seed)
 ]]
@@ -246,7 +247,7 @@ describe("ops", function()
       assert.are.equal(trimmed(named), table.concat(got_named, " "), name)
       count = count + 1
     end
-    assert.are.equal(56, count)
+    assert.are.equal(57, count)
   end)
 
   it("are methods of tensors too", function()

@@ -210,7 +210,7 @@ describe("an op", function()
       minimum maximum eq lt gt gelu clamp where masked_fill cast sum mean amax amin norm argmax
       cumsum softmax log_softmax logsumexp topk matmul concat stack index_select gather embedding
       cross_entropy linear_cross_entropy rmsnorm layernorm swiglu repeat_kv rope attention dropout
-      dropout_mask multinomial]]):gmatch("%S+") do
+      dropout_mask multinomial rmsnorm_rope]]):gmatch("%S+") do
       assert.is_true(seen[name], "missing: " .. name)
     end
   end)
