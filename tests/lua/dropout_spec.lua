@@ -306,8 +306,8 @@ local function plain_heads(model, ids, attend)
     local attn, mlp = block.attn, block.mlp
     local y = op.rmsnorm(x, block.attn_norm.weight, o.eps)
     local q, k, v = heads(y, attn.wq), heads(y, attn.wk), heads(y, attn.wv)
-    q = op.rope(op.rmsnorm(q, attn.q_norm.weight, o.eps), { theta = o.rope_theta })
-    k = op.rope(op.rmsnorm(k, attn.k_norm.weight, o.eps), { theta = o.rope_theta })
+    q = op.rmsnorm_rope(q, attn.q_norm.weight, o.eps, { theta = o.rope_theta })
+    k = op.rmsnorm_rope(k, attn.k_norm.weight, o.eps, { theta = o.rope_theta })
     local mixed = {}
     for h = 1, o.heads do
       mixed[h] = attend(op.slice(q, 3, h, h), op.slice(k, 3, h, h), op.slice(v, 3, h, h))
