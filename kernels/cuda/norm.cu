@@ -12,6 +12,11 @@
 #define THREADS 256
 #define HELD 4    /* vectors of a row that a thread keeps */
 #define PARTS 264 /* of the rows, at most, whose gains' gradients are summed together */
+/* Backward of rows of at most NARROW vectors: by blocks of so many threads, each with one vector,
+   so that many rows are under way on a multiprocessor. */
+#define NARROW 128
+#define NARROW_BLOCKS 6  /* on a multiprocessor */
+#define NARROW_PARTS 792 /* as PARTS */
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
@@ -158,8 +163,10 @@ static __device__ void load_sum(const struct norm_beside<T> &b, const T *from, i
  *
  * parts, unless NULL: each block's sum, dw's d numbers and after them, for layernorm, db's.
  */
-template <class T, bool LAYER, int LANES>
-static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
+template <class T, bool LAYER, int LANES, int BLOCK, int HOLD>
+static __global__ void __launch_bounds__(BLOCK, HOLD == 1 ? NARROW_BLOCKS
+                                                : LAYER   ? 1
+                                                          : 2)
     norm_grad_rows(const __grid_constant__ struct xt_rows g,
                    const __grid_constant__ struct xt_rows x,
                    const __grid_constant__ struct xt_gain w, const xt_real<T> *means,
@@ -168,31 +175,36 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
     using R = xt_real<T>;
     constexpr int N = xt_lanes<T>;
     const int lane = xt_lane<LANES>(), group = (int)threadIdx.x / LANES;
-    const int64_t d = x.d, groups = THREADS / LANES, step = (int64_t)gridDim.x * groups;
-    R dw[HELD][N] = {}, db[LAYER ? HELD : 1][N] = {};
+    const int64_t d = x.d, groups = BLOCK / LANES, step = (int64_t)gridDim.x * groups;
+    R dw[HOLD][N] = {}, db[LAYER ? HOLD : 1][N] = {}, own_gain[N];
+    /* What a thread that holds one vector multiplies by is the same in every row. */
+    if (HOLD == 1 && lane * N < d) xt_load_gain<T, N>(w, lane * N, 1, own_gain);
     for (int64_t first = (int64_t)blockIdx.x * groups; first < x.at.count; first += step) {
         const int64_t row = first + group;
         const bool live = row < x.at.count;
         const T *g_row = xt_row<T>(g, live ? row : 0), *x_row = xt_row<T>(x, live ? row : 0);
-        xt_vector<T, N> gv[HELD], xv[HELD];
+        xt_vector<T, N> gv[HOLD], xv[HOLD], before[HOLD] = {};
 #pragma unroll
-        for (int j = 0; j < HELD; j++) {
+        for (int j = 0; j < HOLD; j++) {
             const int64_t i = (int64_t)(j * LANES + lane) * N;
             if (!live || i >= d) continue;
             gv[j] = *(const xt_vector<T, N> *)(g_row + i);
             xv[j] = *(const xt_vector<T, N> *)(x_row + i);
+            if (HOLD == 1 && beside.onto)
+                before[j] = *(const xt_vector<T, N> *)(beside.onto + row * d + i);
             add_more(beside, row * d + i, gv[j].at);
         }
         const R rstd = live ? rstds[row] : 0, mean = LAYER && live ? means[row] : 0;
         R dot = 0, sum = 0;
 #pragma unroll
-        for (int j = 0; j < HELD; j++) {
+        for (int j = 0; j < HOLD; j++) {
             const int64_t i = (int64_t)(j * LANES + lane) * N;
             if (!live || i >= d) continue;
             R gain[N];
-            xt_load_gain<T, N>(w, i, 1, gain);
+            if constexpr (HOLD > 1) xt_load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
             for (int k = 0; k < N; k++) {
+                if constexpr (HOLD == 1) gain[k] = own_gain[k];
                 const R up = xt_to<R>(gv[j].at[k]), n = (xt_to<R>(xv[j].at[k]) - mean) * rstd;
                 dot += up * gain[k] * n;
                 dw[j][k] += up * n;
@@ -205,25 +217,28 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
         dot = xt_group_sum<LANES>(dot) / (R)d;
         if constexpr (LAYER) sum = xt_group_sum<LANES>(sum) / (R)d;
 #pragma unroll
-        for (int j = 0; j < HELD; j++) {
+        for (int j = 0; j < HOLD; j++) {
             const int64_t i = (int64_t)(j * LANES + lane) * N;
             if (!live || i >= d) continue;
-            R gain[N], out[N], before[N] = {};
-            if (beside.onto) xt_load<N>(beside.onto + row * d + i, before);
-            xt_load_gain<T, N>(w, i, 1, gain);
+            R gain[N], out[N];
+            if (HOLD > 1 && beside.onto)
+                before[j] = *(const xt_vector<T, N> *)(beside.onto + row * d + i);
+            if constexpr (HOLD > 1) xt_load_gain<T, N>(w, i, 1, gain);
 #pragma unroll
             for (int k = 0; k < N; k++) {
+                if constexpr (HOLD == 1) gain[k] = own_gain[k];
                 const R n = (xt_to<R>(xv[j].at[k]) - mean) * rstd;
-                out[k] = before[k] + rstd * (xt_to<R>(gv[j].at[k]) * gain[k] - sum - n * dot);
+                out[k] = xt_to<R>(before[j].at[k]) +
+                         rstd * (xt_to<R>(gv[j].at[k]) * gain[k] - sum - n * dot);
             }
             xt_store<N>(out, dx + row * d + i);
         }
     }
     if (!parts) return;
     R *part = parts + (int64_t)blockIdx.x * (LAYER ? 2 : 1) * d;
-    if constexpr (LANES == THREADS) {
+    if constexpr (LANES == BLOCK) {
 #pragma unroll
-        for (int j = 0; j < HELD; j++) {
+        for (int j = 0; j < HOLD; j++) {
             const int64_t i = (int64_t)(j * LANES + lane) * N;
             if (i >= d) continue;
 #pragma unroll
@@ -234,14 +249,14 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
         }
     } else {
         /* Group after group adds what it has. */
-        constexpr int ROOM = LANES * N * HELD;
+        constexpr int ROOM = LANES * N * HOLD;
         __shared__ R all[(LAYER ? 2 : 1) * ROOM];
-        for (int i = (int)threadIdx.x; i < (LAYER ? 2 : 1) * ROOM; i += THREADS) all[i] = 0;
+        for (int i = (int)threadIdx.x; i < (LAYER ? 2 : 1) * ROOM; i += BLOCK) all[i] = 0;
         for (int turn = 0; turn < groups; turn++) {
             __syncthreads();
             if (turn != group) continue;
 #pragma unroll
-            for (int j = 0; j < HELD; j++)
+            for (int j = 0; j < HOLD; j++)
 #pragma unroll
                 for (int k = 0; k < N; k++) {
                     const int i = (j * LANES + lane) * N + k;
@@ -250,7 +265,7 @@ static __global__ void __launch_bounds__(THREADS, LAYER ? 1 : 2)
                 }
         }
         __syncthreads();
-        for (int i = (int)threadIdx.x; i < d; i += THREADS) {
+        for (int i = (int)threadIdx.x; i < d; i += BLOCK) {
             part[i] = all[i];
             if constexpr (LAYER) part[d + i] = all[ROOM + i];
         }
@@ -364,10 +379,10 @@ template <class T> struct norm_grad {
     T *dx;
 };
 
-template <class T, bool LAYER, int LANES>
+template <class T, bool LAYER, int LANES, int BLOCK, int HOLD>
 static enum xt_status launch_rows(struct xt_ctx *ctx, const struct norm_grad<T> *p,
                                   xt_real<T> *parts, unsigned n_parts) {
-    norm_grad_rows<T, LAYER, LANES><<<n_parts, THREADS, 0, xt_cuda_stream(ctx)>>>(
+    norm_grad_rows<T, LAYER, LANES, BLOCK, HOLD><<<n_parts, BLOCK, 0, xt_cuda_stream(ctx)>>>(
         p->g, p->x, p->w, p->means, p->rstds, p->beside, p->dx, parts);
     return xt_cuda_launched(ctx);
 }
@@ -415,24 +430,22 @@ static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l
                          xt_is_aligned16(p.beside.more[1]);
     const int64_t d = p.x.d, rows = p.x.at.count, vectors = d / N, width = (LAYER ? 2 : 1) * d;
     const bool is_long = !aligned || vectors > THREADS * HELD;
-    const int64_t groups = is_long                ? THREADS / COLUMNS
-                           : vectors <= 8 * HELD  ? THREADS / 8
-                           : vectors <= 32 * HELD ? THREADS / 32
-                                                  : 1;
-    const int64_t most = (rows + groups - 1) / groups;
-    const unsigned n_parts = (unsigned)(most < PARTS ? most : PARTS);
+    const bool narrow = !is_long && vectors > 8 * HELD && vectors <= NARROW;
+    const int64_t groups = is_long ? THREADS / COLUMNS : vectors <= 8 * HELD ? THREADS / 8 : 1;
+    const int64_t blocks = (rows + groups - 1) / groups, most = narrow ? NARROW_PARTS : PARTS;
+    const unsigned n_parts = (unsigned)(blocks < most ? blocks : most);
     const size_t bytes = gain ? (size_t)(n_parts * width) * sizeof(R) : 0;
     R *parts = NULL;
     if (gain) XT_TRY(xt_scratch_get(ctx, XT_CUDA, bytes, (void **)&parts));
     enum xt_status status;
     if (is_long)
         status = launch_long<T, LAYER>(ctx, &p, aligned, parts, n_parts);
-    else if (groups == THREADS / 8)
-        status = launch_rows<T, LAYER, 8>(ctx, &p, parts, n_parts);
-    else if (groups == THREADS / 32)
-        status = launch_rows<T, LAYER, 32>(ctx, &p, parts, n_parts);
+    else if (vectors <= 8 * HELD)
+        status = launch_rows<T, LAYER, 8, THREADS, HELD>(ctx, &p, parts, n_parts);
+    else if (narrow)
+        status = launch_rows<T, LAYER, NARROW, NARROW, 1>(ctx, &p, parts, n_parts);
     else
-        status = launch_rows<T, LAYER, 256>(ctx, &p, parts, n_parts);
+        status = launch_rows<T, LAYER, THREADS, THREADS, HELD>(ctx, &p, parts, n_parts);
     if (gain && status == XT_OK) {
         const dim3 block(COLUMNS, THREADS / COLUMNS);
         R *dw = (R *)xt_data(l->out[1]), *db = LAYER ? (R *)xt_data(l->out[2]) : NULL;
