@@ -33,10 +33,10 @@ describe("on cuda, op", function()
     end)
   end
 
-  -- Ways to the loss of a row of logits: by a warp, held by 128, 256, 512 and 4 times 512 threads,
-  -- read twice. Each at the ends of its range and at a width that is no number of whole vectors.
-  local CLASSES = { 5, 1024, 1025, 12800, 12801, 25600, 25603, 51200, 51201, 151938, 204800,
-    204803 }
+  -- Ways to the loss of a row of logits: by a warp, held by 128 threads or by 1 to 8 blocks of 256,
+  -- read twice. At the ends of their ranges and at widths that are no number of whole vectors.
+  local CLASSES = { 5, 1024, 1025, 12800, 12801, 25600, 25603, 51200, 51201, 99999, 151938, 179201,
+    204800, 204803 }
   local UNITS = { f64 = 2 ^ -52, f32 = 2 ^ -24, bf16 = 2 ^ -9 } -- one rounding
   local OPTIONS = { {}, { reduction = "sum", label_smoothing = 0.1 }, { reduction = "none" } }
 

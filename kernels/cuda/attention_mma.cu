@@ -159,15 +159,20 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
         xt_mma_wait<1>();
         xt_mma_settle(s);
         softmax(j + 1);
-        xt_mma_wait<0>();
-        xt_mma_settle(o);
-        xt_mma_settle(a);
-        /* Mostly the largest stays the largest, and times 1 changes no bit. */
+        /* Mostly the largest stays the largest, and times 1 changes no bit. The wait stands in both
+           branches, or it would be moved before the softmax, during which p v is under way. */
         if (__any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1)) {
+            xt_mma_wait<0>();
+            xt_mma_settle(o);
+            xt_mma_settle(a);
 #pragma unroll
             for (int i = 0; i < D / 8; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) o[i][e] *= shrink[e / 2];
+        } else {
+            xt_mma_wait<0, 1>();
+            xt_mma_settle(o);
+            xt_mma_settle(a);
         }
         xt_pack_left(a, s);
     }

@@ -527,8 +527,9 @@ struct part_sums {
 /*
  * Rows of at most LANES * HELD vectors, LANES being THREADS_EACH threads of each of BLOCKS blocks:
  * a row is read once, all of it under way at a time, and held as e^(x - most) until the sum is
- * known. Shorter rows take smaller blocks, so that as many threads of a multiprocessor hold rows;
- * the longest are shared by a cluster of blocks, on as many multiprocessors.
+ * known. Two rows or parts of rows are under way on a multiprocessor, so that one is computed while
+ * the other is read: rows of 25601 elements and more are shared by a cluster of blocks, as few as
+ * hold them (2048 rows of 151936: 463 us by 6 blocks, 520 by 8, 566 by 4 of twice the threads).
  */
 template <class T, int THREADS_EACH, int BLOCKS>
 static __global__ void CLUSTER_OF(BLOCKS)
@@ -616,6 +617,18 @@ static __global__ void CLUSTER_OF(BLOCKS)
     if (owner == lane) store_label(g, at_label - s.most, to + label);
 }
 
+#define SHARED_THREADS 256
+#define MOST_SHARED 8 /* blocks of a cluster that every device has room for */
+
+/* Rows that `blocks` blocks share, BLOCKS or more. */
+template <class T, int BLOCKS>
+static void share_logits(const struct logit_rows<T> &b, int blocks, cudaStream_t s) {
+    if (blocks == BLOCKS)
+        hold_logits<T, SHARED_THREADS, BLOCKS><<<BLOCKS *(unsigned)b.m, SHARED_THREADS, 0, s>>>(b);
+    else if constexpr (BLOCKS < MOST_SHARED)
+        share_logits<T, BLOCKS + 1>(b, blocks, s);
+}
+
 template <class T>
 static enum xt_status logits_to_losses(struct xt_ctx *ctx, const struct logit_rows<T> *b) {
     cudaStream_t s = xt_cuda_stream(ctx);
@@ -625,19 +638,18 @@ static enum xt_status logits_to_losses(struct xt_ctx *ctx, const struct logit_ro
     }
     const unsigned rows = (unsigned)b->m; /* at most LINEAR_ROWS */
     if constexpr (sizeof(T) == 2) {
-        constexpr int64_t each = HELD * xt_lanes<float>;
-        const bool shared = xt_cuda_capability(ctx) >= 90;
-        if (b->width <= (shared ? 4 : 1) * 512 * each) {
-            if (b->width <= 128 * each)
-                hold_logits<T, 128, 1><<<rows, 128, 0, s>>>(*b);
-            else if (b->width <= 256 * each)
-                hold_logits<T, 256, 1><<<rows, 256, 0, s>>>(*b);
-            else if (b->width <= 512 * each)
-                hold_logits<T, 512, 1><<<rows, 512, 0, s>>>(*b);
-            else
-                hold_logits<T, 512, 4><<<4 * rows, 512, 0, s>>>(*b);
-            return xt_cuda_launched(ctx);
-        }
+        constexpr int64_t each = HELD * xt_lanes<float>; /* elements that a thread holds */
+        const int64_t blocks = (b->width + SHARED_THREADS * each - 1) / (SHARED_THREADS * each);
+        bool held = true;
+        if (b->width <= 128 * each)
+            hold_logits<T, 128, 1><<<rows, 128, 0, s>>>(*b);
+        else if (blocks <= (xt_cuda_capability(ctx) >= 90 ? MOST_SHARED : 1))
+            share_logits<T, 1>(*b, (int)blocks, s);
+        else if (b->width <= LINEAR_THREADS * each)
+            hold_logits<T, LINEAR_THREADS, 1><<<rows, LINEAR_THREADS, 0, s>>>(*b);
+        else
+            held = false;
+        if (held) return xt_cuda_launched(ctx);
     }
     pass_logits<T, LINEAR_THREADS><<<rows, LINEAR_THREADS, 0, s>>>(*b);
     return xt_cuda_launched(ctx);

@@ -149,10 +149,11 @@ __device__ inline void xt_mma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-/* Until at most PENDING of the committed products are under way. */
-template <int PENDING> __device__ inline void xt_mma_wait() {
+/* Until at most PENDING of the committed products are under way. Waits of two PLACES are not made
+   one. */
+template <int PENDING, int PLACE = 0> __device__ inline void xt_mma_wait() {
 #if XT_WGMMA
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0; // %1" ::"n"(PENDING), "n"(PLACE) : "memory");
 #endif
 }
 
