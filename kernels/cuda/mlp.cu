@@ -137,7 +137,7 @@ struct mlp {
     /* Pieces of one scratch. */
     void *scratch;
     size_t bytes;       /* of scratch */
-    void *both;         /* gate over up, 2 width x in */
+    const void *both;   /* gate over up, 2 width x in: a piece unless they lie so */
     const void *narrow; /* down as out x width: a piece if it was grown */
     void *pair;         /* rows x 2 width, unless it is kept */
     void *inner;        /* rows x width */
@@ -177,10 +177,15 @@ static enum xt_status begin(struct xt_ctx *ctx, struct mlp *m, bool keeps_pair, 
     lay_out_pieces(m, keeps_pair, backward);
     XT_TRY(xt_scratch_get(ctx, XT_CUDA, m->bytes, &m->scratch));
     lay_out_pieces(m, keeps_pair, backward);
-    char *second = (char *)m->both + (size_t)(m->width * m->in) * xt_dtype_bytes(m->dtype);
+    const size_t half = (size_t)(m->width * m->in) * xt_dtype_bytes(m->dtype);
+    void *first = (void *)m->both, *second = (char *)first + half;
     enum xt_status status = XT_OK;
-    XT_GO(xt_cuda_grow(ctx, m->dtype, m->both, m->width, m->in, m->gate, m->ffn, m->in));
-    XT_GO(xt_cuda_grow(ctx, m->dtype, second, m->width, m->in, m->up, m->ffn, m->in));
+    if (m->width == m->ffn && (const char *)m->up == (const char *)m->gate + half) {
+        m->both = m->gate; /* the copies that compute are made one after the other */
+    } else {
+        XT_GO(xt_cuda_grow(ctx, m->dtype, first, m->width, m->in, m->gate, m->ffn, m->in));
+        XT_GO(xt_cuda_grow(ctx, m->dtype, second, m->width, m->in, m->up, m->ffn, m->in));
+    }
     if (m->narrow != m->down)
         XT_GO(xt_cuda_grow(ctx, m->dtype, (void *)m->narrow, m->out, m->width, m->down, m->out,
                            m->ffn));
