@@ -55,7 +55,7 @@ static __device__ __forceinline__ int divided(int n, const struct norm_rope_divi
  * counts are below 2^31, as the rows of x are.
  */
 struct norm_rope_plan {
-    struct xt_heads x;      /* as x lies */
+    struct xt_rope_heads x; /* as x lies */
     struct xt_positions at; /* of the places */
     int B, S, H;            /* of x */
     int own;                /* 1 where every sequence has positions of its own, else 0 */
@@ -76,7 +76,7 @@ static int norm_rope_pieces(int n, int each) {
 static struct norm_rope_plan plan_units(const struct xt_tensor *x, const struct xt_tensor *p,
                                         int64_t offset, int groups, int steps, size_t table) {
     struct norm_rope_plan w = {};
-    w.x = xt_heads_of(x);
+    w.x = xt_rope_heads_of(x);
     w.at = xt_positions_of(p, offset);
     w.B = (int)w.x.B;
     w.S = (int)w.x.S;
@@ -163,7 +163,7 @@ row_place(const struct norm_rope_plan &w, const struct norm_rope_unit &u, int ro
 
 /* The first element of a row of a tensor that lies as q says. */
 template <class T>
-static __device__ __forceinline__ const T *start_of_row(const T *x, const struct xt_heads &q,
+static __device__ __forceinline__ const T *start_of_row(const T *x, const struct xt_rope_heads &q,
                                                         const struct norm_rope_place &p) {
     return x + p.b * q.b + p.s * q.s + p.h * q.h;
 }
@@ -372,7 +372,7 @@ template <class T, bool INTERLEAVED, int LANES, int N>
 static __global__ void __launch_bounds__(THREADS, 2)
     norm_rope_grad_rows(const __grid_constant__ struct norm_rope_plan w,
                         const __grid_constant__ struct xt_frequencies<xt_real<T>> f,
-                        const __grid_constant__ struct xt_heads gq,
+                        const __grid_constant__ struct xt_rope_heads gq,
                         const __grid_constant__ struct xt_gain weight, const T *g, const T *x,
                         const xt_real<T> *rstds, T *dx, xt_real<T> *parts) {
     using R = xt_real<T>;
@@ -545,7 +545,7 @@ static enum xt_status norm_rope_of(struct xt_ctx *ctx, const struct xt_launch *l
     T *y = (T *)xt_data(l->out[0]);
     R *rstds = l->out[1] ? (R *)xt_data(l->out[1]) : NULL;
     const bool aligned =
-        xt_heads_aligned(x, xt_lanes<T>) && xt_is_aligned16(weight.data) && xt_is_aligned16(y);
+        xt_rope_heads_aligned(x, xt_lanes<T>) && xt_is_aligned16(weight.data) && xt_is_aligned16(y);
     return by_shape<T>(half, aligned, [&](auto shape) {
         constexpr int LANES = decltype(shape)::lanes, N = decltype(shape)::n;
         constexpr int AHEAD = N > 1 ? ROWS : 1;
@@ -566,15 +566,16 @@ static enum xt_status norm_rope_grad_of(struct xt_ctx *ctx, const struct xt_laun
     const int64_t D = x->shape[3], half = D / 2;
     if (xt_numel(x) == 0) return xt_fill_nothing(ctx, l);
     XT_TRY(want_fitting(ctx, x));
-    const struct xt_heads gq = xt_heads_of(g);
+    const struct xt_rope_heads gq = xt_rope_heads_of(g);
     const struct xt_gain weight = xt_gain_of(l->in[2], x->dtype);
     const struct xt_frequencies<R> f = xt_frequencies_of<R>((R)l->attrs[1].f, 0, D);
     const T *from_g = (const T *)xt_data(g), *from_x = (const T *)xt_data(x);
     const R *rstds = (const R *)xt_data(l->in[3]);
     T *dx = (T *)xt_data(l->out[0]);
     const bool gain = l->attrs[0].i != 0;
-    const bool aligned = xt_heads_aligned(g, xt_lanes<T>) && xt_heads_aligned(x, xt_lanes<T>) &&
-                         xt_is_aligned16(weight.data) && xt_is_aligned16(dx);
+    const bool aligned = xt_rope_heads_aligned(g, xt_lanes<T>) &&
+                         xt_rope_heads_aligned(x, xt_lanes<T>) && xt_is_aligned16(weight.data) &&
+                         xt_is_aligned16(dx);
     cudaStream_t stream = xt_cuda_stream(ctx);
     return by_shape<T>(half, aligned, [&](auto shape) {
         constexpr int LANES = decltype(shape)::lanes, N = decltype(shape)::n;

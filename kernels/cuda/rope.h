@@ -75,19 +75,19 @@ __device__ inline void xt_angle(R position, R frequency, R sign, R *cosine, R *s
 }
 
 /* A tensor (B, S, H, D) and how its outer dimensions lie. */
-struct xt_heads {
+struct xt_rope_heads {
     int64_t B, S, H, D; /* shape */
     int64_t b, s, h;    /* strides in elements */
 };
 
-static inline struct xt_heads xt_heads_of(const struct xt_tensor *x) {
-    const struct xt_heads q = {x->shape[0],  x->shape[1],  x->shape[2], x->shape[3],
-                               x->stride[0], x->stride[1], x->stride[2]};
+static inline struct xt_rope_heads xt_rope_heads_of(const struct xt_tensor *x) {
+    const struct xt_rope_heads q = {x->shape[0],  x->shape[1],  x->shape[2], x->shape[3],
+                                    x->stride[0], x->stride[1], x->stride[2]};
     return q;
 }
 
 /* Whether every row begins at a multiple of 16 bytes, of which an element takes 1 / lanes. */
-static inline bool xt_heads_aligned(const struct xt_tensor *x, int lanes) {
+static inline bool xt_rope_heads_aligned(const struct xt_tensor *x, int lanes) {
     bool aligned = xt_is_aligned16(xt_data(x));
     for (int d = 0; d < 3; d++)
         aligned = aligned && (x->shape[d] == 1 || x->stride[d] % lanes == 0);
