@@ -102,7 +102,10 @@ enum xt_status xt_record_finish(struct xt_ctx *ctx, struct xt_call *call,
 /* A record for graph_load: no inputs, nothing kept; the caller fills in specs and attributes. */
 enum xt_status xt_record_blank(struct xt_ctx *ctx, const struct xt_slot *slot, int n_inputs,
                                int n_ints, struct xt_call **out);
+/* Lets go of everything that was kept for backward and replay. */
 void xt_record_drop_kept(struct xt_ctx *ctx, struct xt_call *call);
+/* Releases each of a list and makes it NULL. */
+void xt_drop_tensors(struct xt_ctx *ctx, struct xt_tensor **list, int n);
 /* Undoes xt_record_new for a call that failed. */
 void xt_record_abandon(struct xt_ctx *ctx, struct xt_call *call);
 /* Whether bit i of a row's mask is set; bit 31 stands for all from there on. */
