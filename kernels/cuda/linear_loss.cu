@@ -2,8 +2,8 @@
  * linear_loss.cu: cross entropy from the factors of logits, which are made block by block of rows
  * and never held whole.
  *
- * The gradient of a block's logits takes their place, for two more products. A row that fits is held
- * in registers and read once for loss and gradient both.
+ * The gradient of a block's logits takes their place, for two more products. A row that fits is
+ * held in registers and read once for loss and gradient both.
  */
 #include <cooperative_groups.h>
 
