@@ -239,6 +239,30 @@ describe("on cuda,", function()
       assert.are.equal(product, (results()))
     end)
 
+  it("a step of run:train waits only when its update is queued", function()
+    local folder = os.tmpname() .. ".run"
+    local run = xt.recipe({ name = "waits", device = "cuda", steps = 3, batch = 4, seq = 32,
+      vocab = 199, accum = 2, out = folder }, {})
+    local model = small_model("bf16")
+    model:train()
+    local opt = xt.optim.adamw(xt.nn.params(model), {})
+    local began, queued
+    local queue = opt.queue
+    function opt:queue(...)
+      local norm = queue(self, ...)
+      queued = xt.memory("cuda").waits
+      return norm
+    end
+    for step in run:steps() do
+      began, queued = xt.memory("cuda").waits, nil
+      run:train(step, { optimizer = opt, lr = 1e-3, clip = 1.0,
+        data = { batch = function(_, at, micro) return batch(10 * at + micro) end },
+        loss = function(ids, labels) return model:loss(ids, labels, { reduction = "sum" }) end })
+      assert.are.equal(began, queued)
+    end
+    os.execute("rm -rf " .. folder)
+  end)
+
   it("a tensor of 2^31 + 16 bytes is indexed rightly", function()
     local n = 2 ^ 31 + 16 | 0
     local t = xt.zeros({ n }, { dtype = "u8" })

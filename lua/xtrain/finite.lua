@@ -1,6 +1,6 @@
 -- The first value that is not finite. A step whose loss or gradient norm is a NaN or an infinity
--- changes nothing; its micro-batches are made again at once, before the optimizer is asked, with
--- the trap of the runtime noting the op that made the first such value.
+-- changes nothing; its micro-batches are made again at once, with the trap of the runtime noting
+-- the op that made the first such value.
 --
 -- The micro-batches alone: what else a recipe does in a step happens once. They come out the same
 -- to the bit, since a micro-batch is a pure function of step and number; where they do not, the

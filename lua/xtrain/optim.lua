@@ -216,9 +216,11 @@ function methods:measure()
     local stamp = stamp_of(grads)
     if not self.measured or self.measured.stamp ~= stamp then
       local norm = #grads > 0 and call("grad_norm", grads) or xt.tensor(0.0)
-      self.measured = { stamp = stamp, norm = norm, value = norm:item(), count = #grads }
+      self.measured = { stamp = stamp, norm = norm, count = #grads }
     end
-    return self.measured
+    local measured = self.measured
+    measured.value = measured.value or measured.norm:item()
+    return measured
   end)
 end
 
@@ -291,20 +293,15 @@ local function want_tensor(kind, what, value)
     .. "input, b:input(\"%s\", %s)"):format(kind, what, what, what == "step" and "1" or "1e-3"))
 end
 
--- The update as part of a graph: nothing is read on the host, and the caller counts the steps. What
--- is written is what was there when the norm is not finite.
-local function step_in_graph(self, lr, o)
-  lr = want_tensor(self.kind, "lr", lr)
-  local at = want_tensor(self.kind, "step", o.step)
-  local divisor = o.divisor
+-- The update with nothing read on the host: lr and step are 0-dim tensors, and the caller counts
+-- the steps. What is written is what was there when the norm is not finite.
+local function update_unread(self, lr, o)
+  local at, divisor = o.step, o.divisor
   if type(divisor) == "number" then divisor = xt.tensor(divisor, { dtype = "f64" }) end
   return xt.no_grad(function()
     local grads = gradients(self.params)
-    if #grads == 0 then fail(self.kind .. ":step: no parameter has a gradient in this graph") end
-    local name = require("xtrain.graph").name
-    for _, param in ipairs(self.params) do name(param.name, param.tensor) end
-    each_state(self, name)
     local raw = call("grad_norm", grads)
+    self.measured = { stamp = stamp_of(grads), norm = raw, count = #grads }
     local wide = divisor and xt.cast(divisor, "f64")
     local norm = divisor and raw * xt.cast(xt.div(1, wide), raw.dtype) or raw
     local factor = 1
@@ -325,15 +322,52 @@ local function step_in_graph(self, lr, o)
   end)
 end
 
+local function has_gradient(self)
+  for _, param in ipairs(self.params) do
+    if param.tensor.grad then return true end
+  end
+  return false
+end
+
+-- The update as part of a graph.
+local function step_in_graph(self, lr, o)
+  lr = want_tensor(self.kind, "lr", lr)
+  want_tensor(self.kind, "step", o.step)
+  if not has_gradient(self) then
+    fail(self.kind .. ":step: no parameter has a gradient in this graph")
+  end
+  local name = require("xtrain.graph").name
+  for _, param in ipairs(self.params) do name(param.name, param.tensor) end
+  each_state(self, name)
+  local norm = update_unread(self, lr, o)
+  self.measured = nil -- of values that have no bytes
+  return norm
+end
+
+local function want_finite(self, lr)
+  if type(lr) == "number" and is_finite(lr) then return end
+  fail(("%s:step: lr is %s, wanted a finite number"):format(self.kind,
+    lr ~= lr and "NaN" or type(lr) == "number" and tostring(lr) or "a " .. type(lr)))
+end
+
+local function queue(self, lr, o)
+  want_finite(self, lr)
+  if not has_gradient(self) then return nil end
+  return update_unread(self, xt.tensor(lr, { dtype = "f64" }), { clip = o.clip,
+    divisor = o.divisor, guard = o.guard, step = xt.tensor(self.steps + 1, { dtype = "i64" }) })
+end
+
+-- For run:train: the device's part of a step, {clip, divisor, guard} as step has them; nothing is
+-- read, so that a GPU has work until the caller looks. `replayed` is the host's part. Returns the
+-- norm, 0-dim, or nil where no parameter has a gradient.
+function methods:queue(lr, o) return xt.core.shielded(queue, self, lr, o) end
+
 -- methods.step, which Ctrl-C may not stop half-way.
 local function step(self, lr, given)
   local o = options.read(self.kind .. ":step", given, step_options)
   if xt.core.graph_recording() then return step_in_graph(self, lr, o) end
   if type(lr) == "userdata" then lr = lr:item() end
-  if type(lr) ~= "number" or not is_finite(lr) then
-    fail(("%s:step: lr is %s, wanted a finite number"):format(self.kind,
-      lr ~= lr and "NaN" or type(lr) == "number" and tostring(lr) or "a " .. type(lr)))
-  end
+  want_finite(self, lr)
   if type(o.divisor) == "userdata" then o.divisor = o.divisor:item() end
   if type(o.step) == "userdata" then o.step = o.step:item() end
   if o.step then self.steps = o.step - 1 end
@@ -379,7 +413,7 @@ end
 -- and guard, a 0-dim tensor, must be finite as well for the step to change anything.
 function methods:step(lr, given) return xt.core.shielded(step, self, lr, given) end
 
--- For run:train: the host's part of a step whose update a graph has made, with what it gave.
+-- For run:train: the host's part of a step whose update a graph or queue has made, with its norm.
 -- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
 function methods:replayed(lr, norm, divisor, norms)
   local value, fault = norm:item(), loss_fault()

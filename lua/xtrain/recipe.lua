@@ -260,7 +260,7 @@ end
 local function begin_step(self, step)
   local own = self.own
   own.step, own.closed = step, false
-  own.norm, own.lr, own.lost = nil, nil, nil
+  own.norm, own.lr, own.lost, own.unread = nil, nil, nil, nil
   begin_micros(own)
   own.began = file.monotonic()
 end
@@ -416,6 +416,14 @@ function run:steps()
   end
 end
 
+-- Looks at loss and gradients of the step's micro-batches; whether they shall come once more, since
+-- something is not finite (finite.lua).
+function run:made_again()
+  if not finite.again(self) then return false end
+  begin_micros(self.own)
+  return true
+end
+
 -- The micro-batches of a step: their global number (from 0, over all ranks), ids, labels. A
 -- benchmark makes up tokens; a recipe without an option seq brings its own data to it as well.
 -- Where their loss or gradient is not finite, they come a second time (finite.lua).
@@ -426,8 +434,7 @@ function run:micros(step, data)
   return function()
     micro = micro + 1
     if micro >= accum then
-      if not finite.again(self) then return nil end
-      begin_micros(own)
+      if own.unread or not self:made_again() then return nil end
       micro = 0
     end
     local ids, labels

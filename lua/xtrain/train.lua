@@ -6,12 +6,47 @@ local finite = require "xtrain.finite"
 local options = require "xtrain.options"
 local fail = xt.core.fail
 
--- The definition: what a replayed step gives the bits of.
-local function eager(run, step, o)
+local function all_backward(run, step, o)
   for micro, ids, labels in run:micros(step, o.data) do
     run:backward(o.loss(ids, labels, xt.seed(run.options.seed, step, micro)))
   end
-  return o.optimizer:step(o.lr, { clip = o.clip })
+end
+
+-- The step's losses as one number in f64, and its labels: a number, or 0-dim where they are not
+-- known here.
+local function unread_sums(own)
+  local total, count = nil, own.count
+  for _, sum in ipairs(own.sums) do
+    local wide = xt.cast(sum, "f64")
+    total = total and total + wide or wide
+  end
+  for _, each in ipairs(own.counts) do count = count == 0 and each or each + count end
+  return total, count
+end
+
+-- The definition: what a replayed step gives the bits of. All of it is queued before loss and norm
+-- are looked at: what is not finite changes nothing, there as here, and is then made again.
+local function eager(run, step, o)
+  local own, optimizer = run.own, o.optimizer
+  if run:wants_lost_updates() or not optimizer.queue then
+    all_backward(run, step, o)
+    return optimizer:step(o.lr, { clip = o.clip })
+  end
+  own.unread = true
+  all_backward(run, step, o)
+  local total, count = unread_sums(own)
+  local norm = optimizer:queue(o.lr, { clip = o.clip, divisor = count, guard = total })
+  while run:made_again() do all_backward(run, step, o) end
+  own.unread = nil
+  if not norm then return optimizer:step(o.lr, { clip = o.clip }) end
+  return optimizer:replayed(o.lr, norm, run:divisor(), function()
+    local norms = {}
+    for _, param in ipairs(optimizer.params) do
+      local grad = param.tensor.grad
+      if grad then norms[param.name] = xt.call("grad_norm", { grad }):item() end
+    end
+    return norms
+  end)
 end
 
 -- The same as a graph. Its exports: `step`, the losses, the count of labels, the norm; `gradients`,

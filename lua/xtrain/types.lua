@@ -1812,6 +1812,10 @@ function run:log(step, values) end
 --- What is wrong with it, or nil.
 function run:loss_fault() end
 
+--- Looks at loss and gradients of the step's micro-batches; whether they shall come once more, since
+--- something is not finite (finite.lua).
+function run:made_again() end
+
 --- The mean loss of the step so far; nil before any backward. Reading it waits for the device.
 function run:mean_loss() end
 
@@ -1924,7 +1928,14 @@ function optimizer:load(state) end
 --- once for the same gradients.
 function optimizer:measure() end
 
---- For run:train: the host's part of a step whose update a graph has made, with what it gave.
+--- For run:train: the device's part of a step, {clip, divisor, guard} as step has them; nothing is
+--- read, so that a GPU has work until the caller looks. `replayed` is the host's part. Returns the
+--- norm, 0-dim, or nil where no parameter has a gradient.
+---@param lr number|xt.tensor
+---@param options? table
+function optimizer:queue(lr, options) end
+
+--- For run:train: the host's part of a step whose update a graph or queue has made, with its norm.
 --- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
 ---@param lr number|xt.tensor
 ---@param norm xt.tensor
