@@ -297,7 +297,9 @@ end
 -- the steps. What is written is what was there when the norm is not finite.
 local function update_unread(self, lr, o)
   local at, divisor = o.step, o.divisor
-  if type(divisor) == "number" then divisor = xt.tensor(divisor, { dtype = "f64" }) end
+  if type(divisor) == "number" then
+    divisor = xt.tensor(divisor, { dtype = "f64", device = lr.device })
+  end
   return xt.no_grad(function()
     local grads = gradients(self.params)
     local raw = call("grad_norm", grads)
@@ -322,18 +324,18 @@ local function update_unread(self, lr, o)
   end)
 end
 
-local function has_gradient(self)
+-- Where the gradients are; nil when there is none.
+local function device_of(self)
   for _, param in ipairs(self.params) do
-    if param.tensor.grad then return true end
+    if param.tensor.grad then return param.tensor.device end
   end
-  return false
 end
 
 -- The update as part of a graph.
 local function step_in_graph(self, lr, o)
   lr = want_tensor(self.kind, "lr", lr)
   want_tensor(self.kind, "step", o.step)
-  if not has_gradient(self) then
+  if not device_of(self) then
     fail(self.kind .. ":step: no parameter has a gradient in this graph")
   end
   local name = require("xtrain.graph").name
@@ -352,9 +354,11 @@ end
 
 local function queue(self, lr, o)
   want_finite(self, lr)
-  if not has_gradient(self) then return nil end
-  return update_unread(self, xt.tensor(lr, { dtype = "f64" }), { clip = o.clip,
-    divisor = o.divisor, guard = o.guard, step = xt.tensor(self.steps + 1, { dtype = "i64" }) })
+  local device = device_of(self)
+  if not device then return nil end
+  return update_unread(self, xt.tensor(lr, { dtype = "f64", device = device }), { clip = o.clip,
+    divisor = o.divisor, guard = o.guard,
+    step = xt.tensor(self.steps + 1, { dtype = "i64", device = device }) })
 end
 
 -- For run:train: the device's part of a step, {clip, divisor, guard} as step has them; nothing is
