@@ -515,6 +515,41 @@ describe("groups", function()
   end)
 end)
 
+describe("a step that is queued", function()
+  local CASES = { { "adamw" }, { "sgd" }, { "sgd", { momentum = .9, nesterov = true } }, { "muon" } }
+
+  local function digests(case, take)
+    local params = {}
+    for i, shape in ipairs { { 33, 65 }, { 7 }, { 64, 32 } } do
+      params[i] = { name = "p" .. i, tensor = xt.var(xt.randn(shape, { seed = i })) }
+    end
+    local opt = xt.optim[case[1]](params, case[2] or {})
+    for step = 1, 4 do
+      for i, p in ipairs(params) do
+        local grad = xt.randn(p.tensor.shape, { seed = xt.seed(9, step, i) })
+        xt.core.set_grad(p.tensor, grad)
+      end
+      take(opt)
+    end
+    local list = { opt.steps }
+    for _, p in ipairs(params) do list[#list + 1] = tostring(p.tensor:digest()) end
+    for name, t in pairs(opt:state()) do list[#list + 1] = name .. " " .. tostring(t:digest()) end
+    table.sort(list, function(a, b) return tostring(a) < tostring(b) end)
+    return list
+  end
+
+  it("gives the bits of one that is not, whatever the optimizer", function()
+    for _, case in ipairs(CASES) do
+      local wanted = digests(case, function(opt) opt:step(1e-2, { clip = 1.0, divisor = 3 }) end)
+      local got = digests(case, function(opt)
+        local norm = opt:queue(1e-2, { clip = 1.0, divisor = 3, guard = xt.tensor(2.0) })
+        opt:replayed(1e-2, norm, 3)
+      end)
+      assert.are.same(wanted, got, case[1])
+    end
+  end)
+end)
+
 describe("clip_grad_norm", function()
   it("returns the norm before and scales in place", function()
     local w = param("w", { 0, 0 })
