@@ -516,7 +516,8 @@ describe("groups", function()
 end)
 
 describe("a step that is queued", function()
-  local CASES = { { "adamw" }, { "sgd" }, { "sgd", { momentum = .9, nesterov = true } }, { "muon" } }
+  local CASES = { { "adamw" }, { "sgd" }, { "sgd", { momentum = .9, nesterov = true } },
+    { "muon" } }
 
   local function digests(case, take)
     local params = {}
