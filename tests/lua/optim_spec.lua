@@ -516,7 +516,7 @@ describe("groups", function()
 end)
 
 describe("a step that is queued", function()
-  local CASES = { { "adamw" }, { "sgd" }, { "sgd", { momentum = .9, nesterov = true } },
+  local KINDS = { { "adamw" }, { "sgd" }, { "sgd", { momentum = .9, nesterov = true } },
     { "muon" } }
 
   local function digests(case, take)
@@ -540,7 +540,7 @@ describe("a step that is queued", function()
   end
 
   it("gives the bits of one that is not, whatever the optimizer", function()
-    for _, case in ipairs(CASES) do
+    for _, case in ipairs(KINDS) do
       local wanted = digests(case, function(opt) opt:step(1e-2, { clip = 1.0, divisor = 3 }) end)
       local got = digests(case, function(opt)
         local norm = opt:queue(1e-2, { clip = 1.0, divisor = 3, guard = xt.tensor(2.0) })
