@@ -184,6 +184,16 @@ struct xt_tensor *xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i) {
     return sum;
 }
 
+bool xt_observed(const struct xt_ctx *ctx) {
+    return ctx->observe != NULL;
+}
+
+void xt_grads_share(struct xt_ctx *ctx, int i, struct xt_tensor *share) {
+    xt_tensor_release(ctx, ctx->walk->share);
+    ctx->walk->share = share;
+    ctx->walk->share_of = i;
+}
+
 const union xt_attr *xt_call_attrs(const struct xt_call *call) {
     return call->attrs;
 }
@@ -321,6 +331,7 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
     ctx->walk->taken = 0;
     enum xt_status status = call->slot->op->backward(ctx, &g);
     if (status == XT_OK && ctx->observe) status = xt_observe_record(ctx, call, grad_in);
+    xt_grads_share(ctx, 0, NULL);
     for (int i = 0; i < call->n_inputs && status == XT_OK; i++) {
         struct xt_tensor *gradient = grad_in[i];
         grad_in[i] = NULL;

@@ -345,6 +345,13 @@ enum xt_status xt_choices_use(struct xt_ctx *ctx, const char *text, const char *
     return xt_choices_read(ctx, set, text, name, XT_FROM_RUN);
 }
 
+void xt_choices_reset(struct xt_ctx *ctx) {
+    xt_choices_free(ctx->choices);
+    ctx->choices = NULL;
+    ctx->choices_changed++;
+    ctx->tuning = false;
+}
+
 int xt_choices_changed(const struct xt_ctx *ctx) {
     return ctx->choices_changed;
 }

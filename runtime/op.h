@@ -340,6 +340,8 @@ void xt_choice_write(const struct xt_choice *c, char *text, size_t bytes);
 enum xt_status xt_choices_of(struct xt_ctx *ctx, struct xt_choices **out);
 /* Those of a run, before others; what was chosen already is chosen anew. */
 enum xt_status xt_choices_use(struct xt_ctx *ctx, const char *text, const char *name);
+/* Back to the table alone, and to no tuning: for a new run. */
+void xt_choices_reset(struct xt_ctx *ctx);
 int xt_choices_changed(const struct xt_ctx *ctx); /* another number when choices are to be looked
                                                      up anew */
 /* While on, each product is measured when it is first met, and the fastest algorithm taken. This
@@ -404,6 +406,10 @@ enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
  * extra pass. NULL: there is none, and grad_in[i] is this record's share alone, as ever.
  */
 struct xt_tensor *xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i);
+/* Whether someone looks on: a rule that has taken something then says what its own share of
+   grad_in[i] is, of one input. The reference is taken. */
+bool xt_observed(const struct xt_ctx *ctx);
+void xt_grads_share(struct xt_ctx *ctx, int i, struct xt_tensor *share);
 
 /* Shape helpers for shape rules. */
 /* Broadcasts two shapes, aligned at the last dimension; XT_SHAPE names both when they do not

@@ -429,6 +429,13 @@ static enum xt_status choose(struct xt_ctx *ctx, const struct xt_cublas *blas, s
     if (known) XT_TRY(point_at_bias(ctx, blas, p, x));
     if (known && is_allowed(blas, p, known->words, &one)) {
         made.from = known->from;
+    } else if (known && known->from == XT_FROM_RUN) {
+        return xt_fail(
+            ctx, XT_UNSUPPORTED,
+            "the library refuses the algorithm that the run's saves keep for a product of "
+            "%lld x %lld x %lld (%s to %s): another would give other bits",
+            (long long)x->key.m, (long long)x->key.n, (long long)x->key.k,
+            xt_dtype_name((enum xt_dtype)x->key.in), xt_dtype_name((enum xt_dtype)x->key.out));
     } else {
         made.from = XT_FROM_LIBRARY;
         XT_TRY(check(ctx, blas, rank(blas, p, preference, 1, &one, &n), &x->key));

@@ -128,6 +128,12 @@ static int use_products(lua_State *L) {
     return 0;
 }
 
+/* forget_products(): what runs before took is forgotten, and nothing is tuned. */
+static int forget_products(lua_State *L) {
+    xt_choices_reset(bind_of(L)->ctx);
+    return 0;
+}
+
 /*
  * merge_products(old, old_name, new, new_name): the rows of both texts, sorted, one a product: the
  * new one's where both have it; how many are new, and how many changed.
@@ -193,6 +199,7 @@ static int product_library(lua_State *L) {
 void xtbind_open_choice(lua_State *L, struct xtbind *b) {
     static const luaL_Reg private[] = {{"products", products},
                                        {"use_products", use_products},
+                                       {"forget_products", forget_products},
                                        {"merge_products", merge_products},
                                        {"tune", tune},
                                        {"product_library", product_library},

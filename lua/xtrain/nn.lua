@@ -304,8 +304,9 @@ function M.attention(given)
   return finish(self, o, 1 / math.sqrt(o.dim))
 end
 
--- Whether a norm is what M.rmsnorm makes: another layer may have been put in its place.
-local function is_rmsnorm(norm) return norm.forward == rmsnorm.forward end
+-- Whether a norm is what M.rmsnorm makes: anything that can be called may have been put in its
+-- place.
+local function is_rmsnorm(norm) return type(norm) == "table" and norm.forward == rmsnorm.forward end
 
 -- q and k (B, S, H, D) normed a head, where there are norms, and turned by their places, which go
 -- on behind those in the cache. Norm and rotation are one op unless the rotation is scaled.

@@ -23,13 +23,17 @@ end
 function M.use(rows, path)
   if rows == nil then return true end
   local name = path .. ", products"
-  if type(rows) ~= "table" then return nil, name .. ": is no list" end
+  if type(rows) ~= "table" or #rows == 0 and next(rows) ~= nil then
+    return nil, name .. ": is no list"
+  end
   for i, row in ipairs(rows) do
     if type(row) ~= "string" then return nil, ("%s:%d: is no string"):format(name, i) end
+    if row:find "\0" then return nil, ("%s:%d: has a byte of zero"):format(name, i) end
   end
   local ok, message = pcall(core.use_products, table.concat(rows, "\n"), name)
-  if not ok then return nil, tostring(message) end
-  return true
+  if ok then return true end
+  message = tostring(message)
+  return nil, message:sub(message:find(name, 1, true) or 1) -- without the recipe's line
 end
 
 -- ---- tuning ------------------------------------------------------------------------------------
@@ -44,14 +48,23 @@ end
 -- algorithm must beat. Raises without a GPU, and for a file that is no table.
 function M.start_tuning(path)
   core.tune(true)
-  if file.exists(path) then core.use_products(read_or_raise(path), path) end
+  local ok, message = pcall(function()
+    local text = file.exists(path) and read_or_raise(path) or HEADER
+    local written, why = file.write_atomic(path, text) -- not when all has been measured
+    if not written then error(why, 0) end
+    core.use_products(text, path)
+  end)
+  if ok then return end
+  core.tune(false)
+  error(message, 0)
 end
 
 -- The text of a table with the rows of `new` in it, what stands above its rows kept; how many rows
 -- are new, and how many changed. Raises for a row that is none.
 function M.merge(old, name, new)
   local rows, added, changed = core.merge_products(old, name, new, "tuning")
-  local first = ("\n" .. old):find("\nPRODUCT(", 1, true)
+  local bare = old:gsub("/%*.-%*/", function(comment) return (" "):rep(#comment) end)
+  local first = ("\n" .. bare):find("\nPRODUCT(", 1, true)
   return (first and old:sub(1, first - 1) or old) .. rows, added, changed
 end
 

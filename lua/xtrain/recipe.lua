@@ -174,6 +174,7 @@ local function recipe(given, words)
   if o.graph and o.lost_updates then
     fail("recipe: graph=true has no lost_updates: leave one of them out")
   end
+  if not replay then xt.core.forget_products() end -- a replay has taken its run's
   if o.tune ~= "" then
     if o.bench == 0 or o.graph or self.device ~= "cuda" then
       fail("recipe: tune=FILE measures products, and goes with device=cuda bench=1 graph=false: a "

@@ -187,8 +187,6 @@ function M.read(dir, params, optimizers)
   local wrong = broken(info)
   if wrong then return nil, ("%s/state.json: %s"):format(dir, wrong) end
   local ok
-  ok, message = products.use(info.products, dir .. "/state.json")
-  if not ok then return nil, message end
   local files = {}
   for _, part in ipairs { "model", "optim" } do
     local path = ("%s/%s.safetensors"):format(dir, part)
@@ -201,6 +199,8 @@ function M.read(dir, params, optimizers)
       end
     end
   end
+  ok, message = products.use(info.products, dir .. "/state.json")
+  if not ok then return nil, message end
   ok, message = hf.copy_into(params, files.model, same)
   if not ok then return nil, ("%s/model.safetensors: %s"):format(dir, message) end
   for _, optimizer in ipairs(optimizers) do

@@ -851,7 +851,7 @@ function xt.rope(x, options) end
 ---@return xt.tensor
 function tensor:rope(options) end
 
---- rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, D), weight (D); on a GPU in one pass, with what the norm gives not rounded before it is turned
+--- rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, D), weight (D); on a GPU in one pass for D up to 512, with what the norm gives not rounded before it is turned
 ---@param x xt.tensor|number
 ---@param weight xt.tensor|number
 ---@param eps? number
@@ -859,7 +859,7 @@ function tensor:rope(options) end
 ---@return xt.tensor
 function xt.rmsnorm_rope(x, weight, eps, options) end
 
---- rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, D), weight (D); on a GPU in one pass, with what the norm gives not rounded before it is turned
+--- rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, D), weight (D); on a GPU in one pass for D up to 512, with what the norm gives not rounded before it is turned
 ---@param weight xt.tensor|number
 ---@param eps? number
 ---@param options? {theta?: number, layout?: "half"|"interleaved", offset?: integer, positions?: xt.tensor|number}

@@ -48,9 +48,16 @@ local function on_call(self, e)
       inputs = e.inputs })
   end
   if CARRIERS[e.op] then return end
+  -- A composed op comes after its parts: what was told of one is not told again of the whole.
+  local told = self.inside[e.op] or {}
+  self.inside[e.op] = nil
   for i = 1, e.n_in do
     local name = e.leaves[i] and self.names[e.leaves[i]]
-    if name then
+    if name and e.within then
+      self.inside[e.within] = self.inside[e.within] or {}
+      self.inside[e.within][name] = true
+    end
+    if name and not told[name] then
       tell(self, { kind = "activation", name = name, op = e.op, where = e.where, value = value,
         inputs = e.inputs })
     end
@@ -127,8 +134,8 @@ function M.watch(pattern, fn, given)
   local o = options.read("watch", given, { model = options.optional, activations = true,
     gradients = true })
   local self = setmetatable({ pattern = pattern, fn = fn or print, ops = {}, names = {},
-    tensors = {}, touched = {}, count = 0, activations = o.activations, gradients = o.gradients },
-    watch)
+    tensors = {}, touched = {}, inside = {}, count = 0, activations = o.activations,
+    gradients = o.gradients }, watch)
   choose(self, o.model)
   self.observer = function(event) on[event.kind](self, event) end
   watches[#watches + 1] = self

@@ -138,6 +138,13 @@ static enum xt_status rmsnorm_back(struct xt_ctx *ctx, struct xt_grads *g) {
     XT_GO(xt_call_run(ctx, op, &args, out));
     XT_GO(answer(ctx, g, 0, out[0]));
     XT_GO(answer(ctx, g, 1, out[1]));
+    if (in[ONTO] && xt_observed(ctx)) {
+        struct xt_tensor *own[2];
+        xt_args_init(&args, &xt_op_rmsnorm_grad, in, ONTO);
+        XT_GO(xt_call_run(ctx, &xt_op_rmsnorm_grad, &args, own));
+        xt_tensor_release(ctx, own[1]);
+        xt_grads_share(ctx, 0, own[0]);
+    }
 done:
     xt_tensor_release(ctx, in[ONTO]);
     for (int i = 0; i < 2; i++) xt_tensor_release(ctx, out[i]);
@@ -434,8 +441,8 @@ static enum xt_status rmsnorm_rope_compose(struct xt_ctx *ctx, const struct xt_o
 static const struct xt_op xt_op_rmsnorm_rope = {
     .name = "rmsnorm_rope",
     .doc = "rope(rmsnorm(x, weight, eps)): the norm of each head, then its rotation, x (B, S, H, "
-           "D), weight (D); on a GPU in one pass, with what the norm gives not rounded before it "
-           "is turned",
+           "D), weight (D); on a GPU in one pass for D up to 512, with what the norm gives not "
+           "rounded before it is turned",
     .params = rmsnorm_rope_params,
     .n_outputs = 1,
     .flags = XT_COMPOSED,

@@ -102,6 +102,20 @@ describe("layers", function()
     assert.are.equal(a(x):digest(), b(x):digest())
   end)
 
+  it("attention takes any norm that can be called, as it was made or put in its place", function()
+    local x = xt.randn({ 1, 3, 16 }, { seed = 1 })
+    local a = nn.attention { dim = 16, heads = 2, qk_norm = true, seed = 3 }
+    local fused = a(x):digest()
+    local q_norm, k_norm = a.q_norm, a.k_norm
+    a.q_norm = function(q) return q_norm(q) end
+    assert.are.equal(fused, a(x):digest())
+    a.q_norm, a.k_norm = function(q) return q end, function(k) return k end
+    local plain = nn.attention { dim = 16, heads = 2, seed = 3 }
+    assert.are.equal(plain(x):digest(), a(x):digest())
+    a.k_norm = k_norm
+    assert.are_not.equal(fused, a(x):digest())
+  end)
+
   it("attention turns by scaled frequencies: transformers' for linear and llama3", function()
     local rope = require "xtrain.rope"
     local function near(wanted, got)

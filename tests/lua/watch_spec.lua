@@ -37,6 +37,22 @@ after_each(function()
 end)
 
 describe("watch", function()
+  it("tells of a parameter of a composed op once, by the part that it goes into", function()
+    local m = { attn = xt.nn.attention { dim = 8, heads = 2, qk_norm = true, seed = 1 },
+      mlp = xt.nn.swiglu { dim = 8, ffn = 12, seed = 2 } }
+    local told = {}
+    for _, pattern in ipairs { "mlp.*", "attn.[qk]_norm.*" } do
+      xt.debug.watch(pattern, function(e)
+        if e.kind == "activation" then told[#told + 1] = e.name .. " " .. e.op end
+      end, { model = m })
+    end
+    m.mlp(m.attn(xt.randn({ 1, 3, 8 }, { seed = 1 })))
+    xt.debug.unwatch()
+    table.sort(told)
+    assert.are.same({ "attn.k_norm.weight rmsnorm", "attn.q_norm.weight rmsnorm",
+      "mlp.down linear", "mlp.gate linear", "mlp.up linear" }, told)
+  end)
+
   it("tells of an op's results and of the gradients that arrive at them", function()
     local seen = {}
     local w = xt.debug.watch("tanh", function(e) seen[#seen + 1] = e end)
