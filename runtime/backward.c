@@ -43,11 +43,23 @@ static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struc
     return status;
 }
 
+/* g itself, or a copy of it that is contiguous: what is computed is not to depend on how it lies.
+   Takes g's reference, also on failure. */
+static enum xt_status in_order(struct xt_ctx *ctx, struct xt_tensor *g, struct xt_tensor **out) {
+    if (xt_is_contiguous(g)) {
+        *out = g;
+        return XT_OK;
+    }
+    enum xt_status status = xt_unary(ctx, "contiguous", g, out);
+    xt_tensor_release(ctx, g);
+    return status;
+}
+
 /* Whether the maker's rule takes one gradient more of output 0 as it is. */
 static bool takes_apart(struct xt_ctx *ctx, const struct xt_call *maker, int output,
                         const struct xt_tensor *g) {
     const struct xt_op *several = maker->slot->op->several;
-    return several && output == 0 && maker->grad_out[0] && xt_is_contiguous(g) &&
+    return several && output == 0 && maker->grad_out[0] &&
            xt_op_has_kernel(ctx, several, g->storage->device, g->dtype);
 }
 
@@ -56,6 +68,7 @@ static enum xt_status add_to_output(struct xt_ctx *ctx, struct xt_call *maker, i
                                     struct xt_tensor *g) {
     struct xt_tensor **sum = &maker->grad_out[output];
     if (takes_apart(ctx, maker, output, g)) {
+        XT_TRY(in_order(ctx, g, &g));
         int k = 0;
         while (k < XT_APART - 1 && maker->more[k]) k++;
         sum = &maker->more[k];
@@ -172,16 +185,17 @@ enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
     return XT_OK;
 }
 
-struct xt_tensor *xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i) {
+enum xt_status xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i,
+                             struct xt_tensor **out) {
     const struct xt_edge *e = &g->call->edges[i];
-    if (!g->wants[i] || !e->maker) return NULL;
+    *out = NULL;
+    if (!g->wants[i] || !e->maker) return XT_OK;
     struct xt_tensor **place = &e->maker->grad_out[e->output], *sum = *place;
     const struct xt_spec *spec = &g->in_spec[i];
-    if (!sum || sum->dtype != spec->dtype || !same_shape(sum, spec) || !xt_is_contiguous(sum))
-        return NULL;
+    if (!sum || sum->dtype != spec->dtype || !same_shape(sum, spec)) return XT_OK;
     *place = NULL;
     if (i < 64) ctx->walk->taken |= UINT64_C(1) << i;
-    return sum;
+    return in_order(ctx, sum, out);
 }
 
 bool xt_observed(const struct xt_ctx *ctx) {

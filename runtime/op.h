@@ -401,11 +401,11 @@ enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
                                struct xt_tensor **target, bool *add);
 
 /*
- * What other records gave for the gradient of input i so far, when it has the input's shape and
- * dtype and is contiguous: the rule then owns it and must count it into grad_in[i], which costs no
- * extra pass. NULL: there is none, and grad_in[i] is this record's share alone, as ever.
+ * What other records gave for the gradient of input i so far, contiguous, when it has the input's
+ * shape and dtype: the rule then owns it and must count it into grad_in[i], which costs no extra
+ * pass. NULL: there is none, and grad_in[i] is this record's share alone, as ever.
  */
-struct xt_tensor *xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i);
+enum xt_status xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i, struct xt_tensor **out);
 /* Whether someone looks on: a rule that has taken something then says what its own share of
    grad_in[i] is, of one input. The reference is taken. */
 bool xt_observed(const struct xt_ctx *ctx);

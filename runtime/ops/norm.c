@@ -130,7 +130,7 @@ static enum xt_status rmsnorm_back(struct xt_ctx *ctx, struct xt_grads *g) {
     struct xt_args args;
     enum xt_status status = XT_OK;
     if (xt_op_has_kernel(ctx, &xt_op_rmsnorm_grad_sum, in[1]->storage->device, in[1]->dtype))
-        in[ONTO] = xt_grads_take(ctx, g, 0);
+        XT_GO(xt_grads_take(ctx, g, 0, &in[ONTO]));
     for (int k = 0; k < XT_APART; k++) in[ONTO + 1 + k] = g->more[k];
     if (in[ONTO] || g->more[0]) op = &xt_op_rmsnorm_grad_sum;
     xt_args_init(&args, op, in, op == &xt_op_rmsnorm_grad ? ONTO : ALL);
