@@ -194,7 +194,6 @@ enum xt_status xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i,
     const struct xt_spec *spec = &g->in_spec[i];
     if (!sum || sum->dtype != spec->dtype || !same_shape(sum, spec)) return XT_OK;
     *place = NULL;
-    if (i < 64) ctx->walk->taken |= UINT64_C(1) << i;
     return in_order(ctx, sum, out);
 }
 
@@ -342,7 +341,6 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
     };
     ctx->fixed_where = call->where;
     ctx->walk->call = call;
-    ctx->walk->taken = 0;
     enum xt_status status = call->slot->op->backward(ctx, &g);
     if (status == XT_OK && ctx->observe) status = xt_observe_record(ctx, call, grad_in);
     xt_grads_share(ctx, 0, NULL);

@@ -91,11 +91,7 @@ enum xt_status xt_observe_record(struct xt_ctx *ctx, const struct xt_call *call,
         const struct xt_edge *e = &call->edges[i];
         from[i] = (struct xt_source){e->maker ? e->maker->number : 0, e->output, e->leaf, false};
         grads[i] = grad_in[i];
-        from[i].added = i < 64 && (ctx->walk->taken >> i & 1u) != 0;
-        if (ctx->walk->share && ctx->walk->share_of == (int)i) {
-            grads[i] = ctx->walk->share;
-            from[i].added = false;
-        }
+        if (ctx->walk->share && ctx->walk->share_of == (int)i) grads[i] = ctx->walk->share;
         if (grads[i] || !e->leaf || !e->wants || ctx->walk->as_values) continue;
         if (e->leaf->touched != ctx->walk->stamp) continue;
         grads[i] = e->leaf->grad;

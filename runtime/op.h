@@ -181,6 +181,11 @@ struct xt_op {
 #define XT_INTS (XT_BIT(XT_I32) | XT_BIT(XT_I64) | XT_BIT(XT_U8))
 #define XT_ANY (XT_FLOATS | XT_INTS)
 
+/* What a float dtype is computed and summed in. */
+static inline enum xt_dtype xt_arithmetic(enum xt_dtype dtype) {
+    return dtype == XT_F64 ? XT_F64 : XT_F32;
+}
+
 /* One line for each ops file: its rows, ended by NULL. call.c lists the files. */
 typedef const struct xt_op *const xt_op_list[];
 

@@ -85,7 +85,6 @@ struct xt_walk {
     struct xt_tensor **results;       /* their gradients */
     int n_targets;
     const struct xt_call *call; /* the record whose rule runs, or NULL */
-    uint64_t taken;             /* of its inputs: what they had is in the rule's answer */
     struct xt_tensor *share; /* for observers: the rule's own part of input share_of's, or NULL */
     int share_of;
 };

@@ -313,7 +313,7 @@ struct xt_source {
     int64_t number;   /* of the record that made it; 0: none */
     int output;       /* which of its outputs */
     const void *leaf; /* stands for the variable it is, or NULL */
-    bool added;       /* its gradient counts in what was there before */
+    bool added;       /* its gradient is already the variable's, with all that was added to it */
 };
 
 /* Tensors are borrowed, and NULL where there is none. */

@@ -316,7 +316,7 @@ static int64_t linear_block(int64_t rows, int64_t width) {
 template <class T>
 static enum xt_status linear_pass(struct xt_ctx *ctx, const struct linear<T> *p) {
     using R = xt_real<T>;
-    const enum xt_dtype in = p->x->dtype, wide = in == XT_F64 ? XT_F64 : XT_F32;
+    const enum xt_dtype in = p->x->dtype, wide = xt_arithmetic(in);
     const int64_t V = p->w->shape[0], D = p->w->shape[1], rows = xt_numel(p->labels);
     const int64_t width = (V + PAD - 1) / PAD * PAD, block = linear_block(rows, width);
     const int64_t narrow = width * (int64_t)(sizeof(R) / sizeof(T)); /* of gradients, in T */
@@ -414,15 +414,22 @@ done:
     return status;
 }
 
+/* What the op and its gradient have in common. */
 template <class T>
-static enum xt_status linear_cross_entropy_of(struct xt_ctx *ctx, const struct xt_launch *l) {
-    using R = xt_real<T>;
+static struct linear<T> inputs_of(struct xt_ctx *ctx, const struct xt_launch *l) {
     struct linear<T> p = {};
     p.x = l->in[0];
     p.w = l->in[1];
     p.labels = l->in[2];
     p.o = options_of(l->attrs, p.w->shape[0]);
     p.fault = label_fault(ctx, l, &p.o);
+    return p;
+}
+
+template <class T>
+static enum xt_status linear_cross_entropy_of(struct xt_ctx *ctx, const struct xt_launch *l) {
+    using R = xt_real<T>;
+    struct linear<T> p = inputs_of<T>(ctx, l);
     const int64_t rows = xt_numel(p.labels);
     const struct labels labels = labels_of(p.labels);
     if (p.o.reduction == NONE) {
@@ -450,12 +457,7 @@ done:
 template <class T>
 static enum xt_status linear_cross_entropy_grad_of(struct xt_ctx *ctx, const struct xt_launch *l) {
     using R = xt_real<T>;
-    struct linear<T> p = {};
-    p.x = l->in[0];
-    p.w = l->in[1];
-    p.labels = l->in[2];
-    p.o = options_of(l->attrs, p.w->shape[0]);
-    p.fault = label_fault(ctx, l, &p.o);
+    struct linear<T> p = inputs_of<T>(ctx, l);
     p.up = upstream_of<R>(l->in[3], true, NULL);
     p.dx = xt_numel(l->out[0]) ? (T *)xt_data(l->out[0]) : NULL;
     p.dw = xt_numel(l->out[1]) ? (R *)xt_data(l->out[1]) : NULL;

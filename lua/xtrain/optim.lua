@@ -53,6 +53,12 @@ local function not_finite(value, fault, params, norm_of)
   return #names > 0 and text .. "; not finite: " .. table.concat(names, ", ") or text
 end
 
+-- The norm of a parameter's gradient, or nil when it has none.
+local function norm_of_gradient(param)
+  local grad = param.tensor.grad
+  return grad and call("grad_norm", { grad }):item()
+end
+
 -- What is wrong with the loss of the run in progress, or nil.
 local function loss_fault() return active.run and active.run:loss_fault() end
 
@@ -397,10 +403,7 @@ local function step(self, lr, given)
         for _, group in ipairs(self.groups) do group.rule.update(self, group, now) end
         if kept then active.run:note_lost_updates(lost_share(kept)) end
       else
-        skip(self, not_finite(value, fault, self.params, function(param)
-          local grad = param.tensor.grad
-          return grad and call("grad_norm", { grad }):item()
-        end))
+        skip(self, not_finite(value, fault, self.params, norm_of_gradient))
       end
     end
     if active.run then active.run:note_step(lr, norm) end
@@ -418,7 +421,8 @@ end
 function methods:step(lr, given) return xt.core.shielded(step, self, lr, given) end
 
 -- For run:train: the host's part of a step whose update a graph or queue has made, with its norm.
--- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
+-- norms() -> {path = norm of that gradient}, asked for when nothing was changed; without it, those
+-- of the parameters' own gradients.
 function methods:replayed(lr, norm, divisor, norms)
   local value, fault = norm:item(), loss_fault()
   if divisor == 0 then
@@ -427,10 +431,10 @@ function methods:replayed(lr, norm, divisor, norms)
   elseif is_finite(value) and not fault then
     self.steps = self.steps + 1
   else
-    local by_name = norms()
-    skip(self, not_finite(value, fault, self.params, function(param)
+    local by_name = norms and norms()
+    skip(self, not_finite(value, fault, self.params, by_name and function(param)
       return by_name[param.name]
-    end))
+    end or norm_of_gradient))
   end
   if active.run then active.run:note_step(lr, norm) end
   return norm

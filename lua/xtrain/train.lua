@@ -39,14 +39,7 @@ local function eager(run, step, o)
   while run:made_again() do all_backward(run, step, o) end
   own.unread = nil
   if not norm then return optimizer:step(o.lr, { clip = o.clip }) end
-  return optimizer:replayed(o.lr, norm, run:divisor(), function()
-    local norms = {}
-    for _, param in ipairs(optimizer.params) do
-      local grad = param.tensor.grad
-      if grad then norms[param.name] = xt.call("grad_norm", { grad }):item() end
-    end
-    return norms
-  end)
+  return optimizer:replayed(o.lr, norm, run:divisor())
 end
 
 -- The same as a graph. Its exports: `step`, the losses, the count of labels, the norm; `gradients`,

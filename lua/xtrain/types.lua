@@ -1936,7 +1936,8 @@ function optimizer:measure() end
 function optimizer:queue(lr, options) end
 
 --- For run:train: the host's part of a step whose update a graph or queue has made, with its norm.
---- norms() -> {path = norm of that gradient}, asked for when nothing was changed.
+--- norms() -> {path = norm of that gradient}, asked for when nothing was changed; without it, those
+--- of the parameters' own gradients.
 ---@param lr number|xt.tensor
 ---@param norm xt.tensor
 ---@param divisor? any

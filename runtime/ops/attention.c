@@ -113,7 +113,7 @@ static enum xt_status infer_tiled(struct xt_ctx *ctx, const struct xt_op *op,
     const struct xt_tensor *q = a->inputs[Q];
     xt_output_like(&outputs[0], q);
     outputs[1].spec = (struct xt_spec){
-        .dtype = q->dtype == XT_F64 ? XT_F64 : XT_F32,
+        .dtype = xt_arithmetic(q->dtype),
         .ndim = 3,
         .shape = {q->shape[0], q->shape[2], q->shape[1]},
     };

@@ -18,10 +18,6 @@ static const char *shape_text(const struct xt_tensor *t, char *buffer) {
     return space ? space + 1 : buffer;
 }
 
-static enum xt_dtype arithmetic(enum xt_dtype dtype) {
-    return dtype == XT_F64 ? XT_F64 : XT_F32;
-}
-
 static enum xt_status want_factors(struct xt_ctx *ctx, const char *a_name,
                                    const struct xt_tensor *a, const char *b_name,
                                    const struct xt_tensor *b) {
@@ -81,7 +77,7 @@ static enum xt_status acc_infer(struct xt_ctx *ctx, const struct xt_op *op,
     if (!same_shape(&wanted, target->shape, target->ndim))
         return xt_fail(ctx, XT_SHAPE, "target is %s, not of the product's shape",
                        shape_text(target, text));
-    if (!(FACTORS & XT_BIT(a->dtype)) || target->dtype != arithmetic(a->dtype))
+    if (!(FACTORS & XT_BIT(a->dtype)) || target->dtype != xt_arithmetic(a->dtype))
         return xt_fail(ctx, XT_DTYPE,
                        "target is %s, a is %s: wanted a target of f32, or f64 for "
                        "f64 factors",
@@ -268,10 +264,10 @@ static enum xt_status linear_infer(struct xt_ctx *ctx, const struct xt_op *op,
         return xt_fail(ctx, XT_SHAPE, "bias is %s, wanted %lld, one number for each row of weight",
                        bias->ndim ? shape_text(bias, text) : "a scalar",
                        (long long)weight->shape[0]);
-    if (bias && bias->dtype != x->dtype && bias->dtype != arithmetic(x->dtype))
+    if (bias && bias->dtype != x->dtype && bias->dtype != xt_arithmetic(x->dtype))
         return xt_fail(ctx, XT_DTYPE, "bias is %s, wanted %s or %s for an x of %s",
                        xt_dtype_name(bias->dtype), xt_dtype_name(x->dtype),
-                       xt_dtype_name(arithmetic(x->dtype)), xt_dtype_name(x->dtype));
+                       xt_dtype_name(xt_arithmetic(x->dtype)), xt_dtype_name(x->dtype));
     xt_spec_of(x, &outputs[0].spec);
     outputs[0].spec.shape[x->ndim - 1] = weight->shape[0];
     return XT_OK;
@@ -291,7 +287,7 @@ static enum xt_status bias_back(struct xt_ctx *ctx, struct xt_grads *g, struct x
         XT_GO(accumulate(ctx, target, ones, grad, add));
         goto done;
     }
-    spec.dtype = arithmetic(grad->dtype);
+    spec.dtype = xt_arithmetic(grad->dtype);
     spec.shape[0] = grad->shape[1];
     XT_GO(xt_tensor_new(ctx, &spec, grad->storage->device, &sum));
     XT_GO(accumulate(ctx, sum, ones, grad, false));

@@ -14,10 +14,6 @@
 
 enum reduction { MEAN, SUM, NONE };
 
-static enum xt_dtype arithmetic(enum xt_dtype dtype) {
-    return dtype == XT_F64 ? XT_F64 : XT_F32;
-}
-
 /* ---- what both losses share ------------------------------------------------------------------ */
 
 #define LOSS_OPTIONS                                                                               \
@@ -54,7 +50,7 @@ static enum xt_status want_labels(struct xt_ctx *ctx, const struct xt_args *args
 
 static void loss_spec(const struct xt_args *args, const struct xt_tensor *labels,
                       enum xt_dtype dtype, struct xt_spec *out) {
-    *out = (struct xt_spec){.dtype = arithmetic(dtype)};
+    *out = (struct xt_spec){.dtype = xt_arithmetic(dtype)};
     if (args->attrs[0].i != NONE) return;
     out->ndim = labels->ndim;
     memcpy(out->shape, labels->shape, sizeof out->shape);
@@ -69,7 +65,7 @@ static enum xt_status cross_entropy_infer(struct xt_ctx *ctx, const struct xt_op
     XT_TRY(want_labels(ctx, args, "logits", x, labels));
     loss_spec(args, labels, x->dtype, &outputs[0].spec);
     xt_spec_of(labels, &outputs[1].spec);
-    outputs[1].spec.dtype = arithmetic(x->dtype);
+    outputs[1].spec.dtype = xt_arithmetic(x->dtype);
     return XT_OK;
 }
 
@@ -148,7 +144,7 @@ static enum xt_status want_factors(struct xt_ctx *ctx, const struct xt_op *op,
 
 /* The gradients of x, in its dtype, and of weight, as it is summed. */
 static void factor_specs(const struct xt_args *args, bool none, struct xt_output *outputs) {
-    const struct xt_spec empty = {.dtype = arithmetic(args->inputs[0]->dtype), .ndim = 1};
+    const struct xt_spec empty = {.dtype = xt_arithmetic(args->inputs[0]->dtype), .ndim = 1};
     outputs[0].spec = outputs[1].spec = empty;
     if (none) return;
     xt_spec_of(args->inputs[0], &outputs[0].spec);

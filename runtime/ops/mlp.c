@@ -14,10 +14,6 @@
 
 enum input { X, GATE, UP, DOWN, INPUTS };
 
-static enum xt_dtype arithmetic(enum xt_dtype dtype) {
-    return dtype == XT_F64 ? XT_F64 : XT_F32;
-}
-
 static enum xt_status want_weight(struct xt_ctx *ctx, const char *name, const struct xt_tensor *w,
                                   const struct xt_tensor *x, int64_t out, int64_t in,
                                   const char *sizes) {
@@ -129,7 +125,7 @@ static enum xt_status fused_back(struct xt_ctx *ctx, struct xt_grads *g) {
         XT_GO(xt_grads_target(ctx, g, i, target, &add));
         if (!*target) {
             struct xt_spec spec = g->in_spec[i];
-            spec.dtype = arithmetic(spec.dtype);
+            spec.dtype = xt_arithmetic(spec.dtype);
             XT_GO(xt_tensor_new(ctx, &spec, xt_call_device(g->call), &own[i]));
             *target = own[i];
         }

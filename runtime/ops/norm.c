@@ -13,10 +13,6 @@
 
 /* ---- what rmsnorm and layernorm share -------------------------------------------------------- */
 
-static enum xt_dtype arithmetic(enum xt_dtype dtype) {
-    return dtype == XT_F64 ? XT_F64 : XT_F32;
-}
-
 static enum xt_status want_row(struct xt_ctx *ctx, const struct xt_tensor *x) {
     if (x->ndim > 0) return XT_OK;
     return xt_fail(ctx, XT_SHAPE, "x is a scalar, wanted 1 dimension or more");
@@ -33,23 +29,23 @@ static enum xt_status want_gain(struct xt_ctx *ctx, const char *name, const stru
                        "of x, which is %s",
                        name, xt_describe(gain, gain_text, sizeof gain_text),
                        xt_describe(x, x_text, sizeof x_text));
-    if (gain->dtype != x->dtype && gain->dtype != arithmetic(x->dtype))
+    if (gain->dtype != x->dtype && gain->dtype != xt_arithmetic(x->dtype))
         return xt_fail(ctx, XT_DTYPE, "%s is %s, wanted %s or %s for an x of %s", name,
                        xt_dtype_name(gain->dtype), xt_dtype_name(x->dtype),
-                       xt_dtype_name(arithmetic(x->dtype)), xt_dtype_name(x->dtype));
+                       xt_dtype_name(xt_arithmetic(x->dtype)), xt_dtype_name(x->dtype));
     return XT_OK;
 }
 
 /* One number a row, in the type of the arithmetic. */
 static void row_spec(const struct xt_tensor *x, struct xt_spec *out) {
     xt_spec_of(x, out);
-    out->dtype = arithmetic(x->dtype);
+    out->dtype = xt_arithmetic(x->dtype);
     out->ndim--;
 }
 
 /* The gradient of a gain: (D), or nothing when nobody wants it. */
 static void gain_spec(const struct xt_tensor *x, bool wanted, struct xt_spec *out) {
-    *out = (struct xt_spec){.dtype = arithmetic(x->dtype), .ndim = 1};
+    *out = (struct xt_spec){.dtype = xt_arithmetic(x->dtype), .ndim = 1};
     out->shape[0] = wanted ? x->shape[x->ndim - 1] : 0;
 }
 

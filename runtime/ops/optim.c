@@ -76,7 +76,7 @@ static enum xt_status want_groups(struct xt_ctx *ctx, const struct xt_args *args
             return xt_fail(ctx, XT_SHAPE, "%s %d is %s, its parameter is %s", names[role], group,
                            xt_describe(t, text, sizeof text),
                            xt_describe(p, p_text, sizeof p_text));
-        enum xt_dtype wanted = state ? (p->dtype == XT_F64 ? XT_F64 : XT_F32) : p->dtype;
+        enum xt_dtype wanted = state ? xt_arithmetic(p->dtype) : p->dtype;
         if (!copy && t->dtype != wanted)
             return xt_fail(ctx, XT_DTYPE, "%s %d is %s, wanted %s for a parameter of %s",
                            names[role], group, xt_dtype_name(t->dtype), xt_dtype_name(wanted),
@@ -103,7 +103,7 @@ static enum xt_status grad_norm_infer(struct xt_ctx *ctx, const struct xt_op *op
             return xt_fail(ctx, XT_DTYPE, "gradient %d is %s, wanted a float dtype", i + 1,
                            xt_describe(args->inputs[i], text, sizeof text));
     outputs[0].spec = (struct xt_spec){
-        .dtype = args->inputs[0]->dtype == XT_F64 ? XT_F64 : XT_F32,
+        .dtype = xt_arithmetic(args->inputs[0]->dtype),
     };
     return XT_OK;
 }
