@@ -263,6 +263,18 @@ describe("on cuda,", function()
     os.execute("rm -rf " .. folder)
   end)
 
+  it("compare finds the calls of the CPU and of the GPU alike, forward and backward", function()
+    for dtype, tol in pairs { f32 = 1e-5, bf16 = 2e-2 } do
+      local same, report = xt.debug.compare(function(device)
+        local model = small_model(dtype)
+        model:train()
+        model:loss(batch(1, device)):backward()
+      end, "cpu", "cuda", { tol = tol })
+      assert.is_true(same, tostring(report))
+      assert.is_true(report.calls > 200, tostring(report))
+    end
+  end)
+
   it("a tensor of 2^31 + 16 bytes is indexed rightly", function()
     local n = 2 ^ 31 + 16 | 0
     local t = xt.zeros({ n }, { dtype = "u8" })

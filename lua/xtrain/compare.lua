@@ -157,7 +157,7 @@ function M.compare(fn, a, b, given)
         end
         report.op, report.where, report.rule, report.element = e.op, e.where, e.rule, element
         report.a, report.b, report.difference, report.inputs = left, right, off, before
-        report.index, report.name = observe.index_text(element, mine.shape), name
+        report.index, report.name = left and observe.index_text(element, mine.shape), name
         report.shapes = { #theirs.value.shape > 0 and table.concat(theirs.value.shape, "x")
           or "scalar", observe.shape_text(mine) }
         return

@@ -339,6 +339,15 @@ describe("compare", function()
     assert.matches("cpu and cpu threads=1 agree in %d+ calls", tostring(report))
   end)
 
+  it("names an op whose results have other shapes, be one of them empty", function()
+    local ok, report = xt.debug.compare(function(_, side)
+      return xt.exp(xt.zeros { side.empty and 0 or 3 })
+    end, "cpu", { empty = true })
+    assert.is_false(ok)
+    assert.matches("in forward: the result is 3 with cpu and f32 0 with cpu empty=true",
+      tostring(report))
+  end)
+
   it("names the first op that parts, its line, element and both values", function()
     local ok, report = xt.debug.compare(network "forward", "cpu", { bad = true })
     assert.is_false(ok)
