@@ -79,6 +79,14 @@ __host__ __device__ inline void xt_place_of(const struct xt_places<N> &p, int64_
     for (int k = 0; k < N; k++) at[k] += e * p.stride[k][0];
 }
 
+/* A shape as (outer, size, inner) about one dimension. */
+static inline void xt_around(const struct xt_tensor *t, int64_t dim, int64_t *outer,
+                             int64_t *inner) {
+    *outer = *inner = 1;
+    for (int d = 0; d < t->ndim; d++)
+        if (d != dim) *(d < dim ? outer : inner) *= t->shape[d];
+}
+
 /* Copies shape's elements of `bytes` (1, 2, 4 or 8) each; strides in elements, any. The two places
    do not overlap. In shape.cu. */
 enum xt_status xt_cuda_copy_strided(struct xt_ctx *ctx, size_t bytes, int ndim,
