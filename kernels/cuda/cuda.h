@@ -250,6 +250,40 @@ struct xt_cuda_gemm {
     int64_t grown_m, grown_n;
 };
 extern "C" enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *g);
+
+/* A factor: element (i, j) of rows x cols lies at i * row + j * col, in elements. */
+struct xt_cuda_factor {
+    const void *data;   /* its first element */
+    int64_t rows, cols; /* its sizes */
+    int64_t row, col;   /* its strides */
+};
+
+/* Rows of `cols` elements that lie side by side, `row` apart. */
+static inline struct xt_cuda_factor xt_cuda_rows(const void *data, int64_t rows, int64_t cols,
+                                                 int64_t row) {
+    struct xt_cuda_factor f = {data, rows, cols, row, 1};
+    return f;
+}
+
+static inline struct xt_cuda_factor xt_cuda_turned(struct xt_cuda_factor f) {
+    struct xt_cuda_factor turned = {f.data, f.cols, f.rows, f.col, f.row};
+    return turned;
+}
+
+/* c = a @ b: one product, without what else one may be told. b has as many rows as a columns. */
+static inline struct xt_cuda_gemm xt_cuda_gemm_of(enum xt_dtype in, struct xt_cuda_factor a,
+                                                  struct xt_cuda_factor b, enum xt_dtype out,
+                                                  void *c, int64_t c_row) {
+    struct xt_cuda_gemm g = {};
+    g.in = in, g.out = out;
+    g.m = a.rows, g.n = b.cols, g.k = a.cols, g.batch = 1;
+    g.a = a.data, g.a_row = a.row, g.a_col = a.col;
+    g.b = b.data, g.b_row = b.row, g.b_col = b.col;
+    g.c = c, g.c_row = c_row;
+    g.alpha = 1;
+    return g;
+}
+
 /* A matrix of rows x cols, contiguous, as the corner of one of to_rows x to_cols that is zero
    elsewhere. */
 extern "C" enum xt_status xt_cuda_grow(struct xt_ctx *ctx, enum xt_dtype dtype, void *to,

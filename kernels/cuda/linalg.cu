@@ -298,18 +298,24 @@ done:
 
 /* ---- the ops --------------------------------------------------------------------------------- */
 
-/* Outer batch dimensions that do not lie as one are walked here, the innermost is the library's. */
+/* What the library takes at once of a product into c, which is contiguous: the innermost dimension
+   of the batch. */
+static struct xt_cuda_gemm gemm_into(const struct xt_tensor *c, enum xt_dtype in,
+                                     const struct xt_product *p) {
+    const struct xt_cuda_factor a = {p->a.data, p->m, p->k, p->a.row, p->a.col};
+    const struct xt_cuda_factor b = {p->b.data, p->k, p->n, p->b.row, p->b.col};
+    struct xt_cuda_gemm g = xt_cuda_gemm_of(in, a, b, c->dtype, xt_data(c), p->n);
+    const int inner = p->n_batch - 1;
+    if (inner < 0) return g;
+    g.batch = p->batch[inner];
+    g.a_batch = p->a.batch[inner], g.b_batch = p->b.batch[inner];
+    g.c_batch = p->m * p->n;
+    return g;
+}
+
+/* The whole product: outer batch dimensions that do not lie as one are walked here. */
 static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct xt_cuda_gemm *g) {
-    int inner = p->n_batch - 1;
-    g->m = p->m, g->n = p->n, g->k = p->k;
-    g->a_row = p->a.row, g->a_col = p->a.col, g->b_row = p->b.row, g->b_col = p->b.col;
-    g->c_row = p->n;
-    g->batch = 1;
-    if (inner >= 0) {
-        g->batch = p->batch[inner];
-        g->a_batch = p->a.batch[inner], g->b_batch = p->b.batch[inner];
-        g->c_batch = p->m * p->n;
-    }
+    const int inner = p->n_batch - 1;
     int64_t outer = 1;
     for (int d = 0; d < inner; d++) outer *= p->batch[d];
     size_t in = xt_dtype_bytes(g->in), out = xt_dtype_bytes(g->out);
@@ -330,20 +336,20 @@ static enum xt_status run(struct xt_ctx *ctx, const struct xt_product *p, struct
 }
 
 static enum xt_status matmul(struct xt_ctx *ctx, const struct xt_launch *l) {
-    const struct xt_tensor *a = l->in[0], *c = l->out[0];
-    struct xt_cuda_gemm g = {.in = a->dtype, .out = c->dtype, .c = xt_data(c), .alpha = 1};
+    const struct xt_tensor *a = l->in[0];
     struct xt_product p;
     xt_product_of(a, l->in[1], &p);
+    struct xt_cuda_gemm g = gemm_into(l->out[0], a->dtype, &p);
     return run(ctx, &p, &g);
 }
 
 static enum xt_status linear(struct xt_ctx *ctx, const struct xt_launch *l) {
-    const struct xt_tensor *x = l->in[0], *bias = l->in[2], *y = l->out[0];
-    struct xt_cuda_gemm g = {.in = x->dtype, .out = y->dtype, .c = xt_data(y), .alpha = 1};
+    const struct xt_tensor *x = l->in[0], *bias = l->in[2];
     struct xt_product p;
     struct xt_tensor turned;
     xt_product_turn(l->in[1], &turned);
     xt_product_of(x, &turned, &p);
+    struct xt_cuda_gemm g = gemm_into(l->out[0], x->dtype, &p);
     void *copied = NULL;
     size_t bytes = (size_t)p.n * xt_dtype_bytes(g.out);
     enum xt_status status = XT_OK;
@@ -365,14 +371,11 @@ done:
 
 static enum xt_status matmul_acc(struct xt_ctx *ctx, const struct xt_launch *l) {
     const struct xt_tensor *target = l->in[0], *a = l->in[1];
-    struct xt_cuda_gemm g = {.in = a->dtype,
-                             .out = target->dtype,
-                             .c = xt_data(target),
-                             .alpha = 1,
-                             .beta = l->attrs[0].i ? 1.0 : 0.0};
     if (!xt_is_contiguous(target)) return xt_fail(ctx, XT_ARGUMENT, "target must be contiguous");
     struct xt_product p;
     xt_product_of(a, l->in[2], &p);
+    struct xt_cuda_gemm g = gemm_into(target, a->dtype, &p);
+    g.beta = l->attrs[0].i ? 1 : 0;
     return run(ctx, &p, &g);
 }
 

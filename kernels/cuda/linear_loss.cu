@@ -346,64 +346,27 @@ static enum xt_status linear_pass(struct xt_ctx *ctx, const struct linear<T> *p)
     for (int64_t first = 0; first < rows; first += block) {
         const int64_t m = rows - first < block ? rows - first : block;
         const T *x = (const T *)xt_data(p->x) + first * D;
-        struct xt_cuda_gemm forward = {};
-        forward.in = in;
-        forward.out = wide;
-        forward.m = m;
-        forward.n = classes;
-        forward.k = D;
-        forward.batch = 1;
-        forward.a = x;
-        forward.a_row = D;
-        forward.a_col = 1;
-        forward.b = w;
-        forward.b_row = 1;
-        forward.b_col = D;
-        forward.c = logits;
-        forward.c_row = width;
-        forward.alpha = 1;
+        const struct xt_cuda_factor inputs = xt_cuda_rows(x, m, D, D);
+        const struct xt_cuda_factor weights = xt_cuda_rows(w, classes, D, D);
+        const struct xt_cuda_gemm forward =
+            xt_cuda_gemm_of(in, inputs, xt_cuda_turned(weights), wide, logits, width);
         XT_GO(xt_cuda_gemm(ctx, &forward));
         const struct logit_rows<T> rows_of_block = {
             logits, width, first, m, labels, p->o, p->fault, p->up, p->losses, grad
         };
         XT_GO(logits_to_losses(ctx, &rows_of_block));
         if (p->dx) {
-            struct xt_cuda_gemm to_x = {};
-            to_x.in = to_x.out = in;
-            to_x.m = m;
-            to_x.n = D;
-            to_x.k = classes;
-            to_x.batch = 1;
-            to_x.a = logits;
-            to_x.a_row = narrow;
-            to_x.a_col = 1;
-            to_x.b = w;
-            to_x.b_row = D;
-            to_x.b_col = 1;
-            to_x.c = p->dx + first * D;
-            to_x.c_row = D;
-            to_x.alpha = 1;
+            const struct xt_cuda_gemm to_x = xt_cuda_gemm_of(
+                in, xt_cuda_rows(logits, m, classes, narrow), weights, in, p->dx + first * D, D);
             XT_GO(xt_cuda_gemm(ctx, &to_x));
         }
         /* The classes that tensor cores take at full speed, then the few that are left. */
         const int64_t even = V - V % 8;
         for (int64_t from = 0; p->dw && from < V; from = from < even ? even : V) {
-            struct xt_cuda_gemm to_w = {};
-            to_w.in = in;
-            to_w.out = wide;
-            to_w.m = from < even ? even : V - even;
-            to_w.n = D;
-            to_w.k = m;
-            to_w.batch = 1;
-            to_w.a = (const T *)logits + from;
-            to_w.a_row = 1;
-            to_w.a_col = narrow;
-            to_w.b = x;
-            to_w.b_row = D;
-            to_w.b_col = 1;
-            to_w.c = p->dw + from * D;
-            to_w.c_row = D;
-            to_w.alpha = 1;
+            const struct xt_cuda_factor gradients =
+                xt_cuda_rows((const T *)logits + from, m, from < even ? even : V - even, narrow);
+            struct xt_cuda_gemm to_w =
+                xt_cuda_gemm_of(in, xt_cuda_turned(gradients), inputs, wide, p->dw + from * D, D);
             to_w.beta = first > 0;
             XT_GO(xt_cuda_gemm(ctx, &to_w));
         }

@@ -200,13 +200,10 @@ done:
 /* c (m x n) = a (m x k) @ b (k x n), all contiguous, but b is n x k when it is turned. */
 static enum xt_status multiply_rows(struct xt_ctx *ctx, enum xt_dtype dtype, int64_t m, int64_t n,
                                     int64_t k, const void *a, const void *b, bool turned, void *c) {
-    struct xt_cuda_gemm g = {};
-    g.in = g.out = dtype;
-    g.m = m, g.n = n, g.k = k, g.batch = 1;
-    g.a = a, g.a_row = k, g.a_col = 1;
-    g.b = b, g.b_row = turned ? 1 : n, g.b_col = turned ? k : 1;
-    g.c = c, g.c_row = n;
-    g.alpha = 1;
+    const struct xt_cuda_factor rows = xt_cuda_rows(a, m, k, k);
+    const struct xt_cuda_factor by =
+        turned ? xt_cuda_turned(xt_cuda_rows(b, n, k, k)) : xt_cuda_rows(b, k, n, n);
+    const struct xt_cuda_gemm g = xt_cuda_gemm_of(dtype, rows, by, dtype, c, n);
     return xt_cuda_gemm(ctx, &g);
 }
 
@@ -223,14 +220,9 @@ static enum xt_status weight_gradient(struct xt_ctx *ctx, const struct mlp *m,
                                       const struct mlp_columns &a, const struct mlp_columns &b,
                                       struct xt_tensor *target, bool add) {
     if (!target) return XT_OK;
-    struct xt_cuda_gemm g = {};
-    g.in = m->dtype;
-    g.out = target->dtype;
-    g.m = a.n, g.n = b.n, g.k = m->rows, g.batch = 1;
-    g.a = a.data, g.a_row = 1, g.a_col = a.row;
-    g.b = b.data, g.b_row = b.row, g.b_col = 1;
-    g.c = xt_data(target), g.c_row = b.n;
-    g.alpha = 1;
+    struct xt_cuda_gemm g = xt_cuda_gemm_of(
+        m->dtype, xt_cuda_turned(xt_cuda_rows(a.data, m->rows, a.n, a.row)),
+        xt_cuda_rows(b.data, m->rows, b.n, b.row), target->dtype, xt_data(target), b.n);
     g.beta = add;
     g.grown_m = a.grown, g.grown_n = b.grown;
     return xt_cuda_gemm(ctx, &g);
