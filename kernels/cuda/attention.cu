@@ -356,36 +356,21 @@ template <class R> static size_t shared_bytes(int d, int rows, int squares) {
     return sizeof(R) * (size_t)(rows * T * (d + 1) + squares * T * (T + 1));
 }
 
-template <class R> static enum xt_status run_forward(struct xt_ctx *ctx, struct xt_attention p) {
-    int64_t tiles = (p.sq + tile<R> - 1) / tile<R>, blocks = p.batch * p.heads * tiles;
-    size_t bytes = shared_bytes<R>(p.d, 2, 1);
-    if (!blocks) return XT_OK;
-    XT_CUDA_TRY(
-        cudaFuncSetAttribute(forward<R>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    forward<R><<<(unsigned)blocks, THREADS, bytes, xt_cuda_stream(ctx)>>>(p, tiles);
-    return xt_cuda_launched(ctx);
+template <class R>
+static enum xt_status run_forward(struct xt_ctx *ctx, const struct xt_attention &p) {
+    const int64_t tiles = (p.sq + tile<R> - 1) / tile<R>;
+    return xt_attention_launch(ctx, forward<R>, (unsigned)(p.batch * p.heads * tiles), THREADS,
+                               shared_bytes<R>(p.d, 2, 1), p, tiles);
 }
 
-template <class R> static enum xt_status run_backward(struct xt_ctx *ctx, struct xt_attention p) {
-    int64_t row_tiles = (p.sq + tile<R> - 1) / tile<R>, key_tiles = (p.sk + tile<R> - 1) / tile<R>;
-    int64_t row_blocks = p.batch * p.heads * row_tiles;
-    int64_t key_blocks = p.batch * p.kv_heads * key_tiles;
-    size_t bytes = shared_bytes<R>(p.d, 4, 2);
-    if (key_blocks) {
-        XT_CUDA_TRY(cudaFuncSetAttribute(backward_keys<R>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        backward_keys<R>
-            <<<(unsigned)key_blocks, THREADS, bytes, xt_cuda_stream(ctx)>>>(p, key_tiles);
-        XT_TRY(xt_cuda_launched(ctx));
-    }
-    if (row_blocks) {
-        XT_CUDA_TRY(cudaFuncSetAttribute(backward_queries<R>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        backward_queries<R>
-            <<<(unsigned)row_blocks, THREADS, bytes, xt_cuda_stream(ctx)>>>(p, row_tiles);
-        XT_TRY(xt_cuda_launched(ctx));
-    }
-    return XT_OK;
+template <class R>
+static enum xt_status run_backward(struct xt_ctx *ctx, const struct xt_attention &p) {
+    const int64_t queries = (p.sq + tile<R> - 1) / tile<R>, keys = (p.sk + tile<R> - 1) / tile<R>;
+    const size_t bytes = shared_bytes<R>(p.d, 4, 2);
+    XT_TRY(xt_attention_launch(ctx, backward_keys<R>, (unsigned)(p.batch * p.kv_heads * keys),
+                               THREADS, bytes, p, keys));
+    return xt_attention_launch(ctx, backward_queries<R>, (unsigned)(p.batch * p.heads * queries),
+                               THREADS, bytes, p, queries);
 }
 
 static enum xt_status run_deltas(struct xt_ctx *ctx, const struct xt_attention &p,

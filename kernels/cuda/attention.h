@@ -88,9 +88,18 @@ __device__ inline bool xt_keeps(const struct xt_attention &p, uint64_t seed, int
     return xt_uniform_at(seed, element) >= p.p;
 }
 
-/* In attention.cu: p.delta of a call whose inputs are of T and whose lse is of xt_real<T>. */
-enum xt_status xt_attention_deltas(struct xt_ctx *ctx, const struct xt_attention &p,
-                                   enum xt_dtype dtype);
+/* Launches a kernel that takes `bytes` of shared memory, more than a kernel has unless it asks. An
+   empty grid is no error. */
+template <class... Params, class... Args>
+static inline enum xt_status xt_attention_launch(struct xt_ctx *ctx, void (*kernel)(Params...),
+                                                 dim3 blocks, int threads, size_t bytes,
+                                                 const Args &...args) {
+    if (blocks.x == 0) return XT_OK;
+    XT_CUDA_TRY(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    kernel<<<blocks, (unsigned)threads, bytes, xt_cuda_stream(ctx)>>>(args...);
+    return xt_cuda_launched(ctx);
+}
 
 /* bf16 on the tensor cores. */
 enum xt_status xt_attention_mma(struct xt_ctx *ctx, const struct xt_attention &p);

@@ -209,17 +209,10 @@ template <int D, int KEYS, int GROUPS, int BLOCKS, bool PAIRS>
 static enum xt_status launch(struct xt_ctx *ctx, const struct xt_attention &p) {
     constexpr int ROWS = GROUPS * 64;
     constexpr int BYTES = xt_tile_bytes<ROWS, D> + 4 * xt_tile_bytes<KEYS, D>;
-    struct xt_deal deal = xt_deal_of(p.batch * p.heads, (p.sq + ROWS - 1) / ROWS,
-                                     4 * p.sk * p.d / (p.group > 0 ? p.group : 1));
-    bool aligned = xt_heads_aligned(p.q) && xt_heads_aligned(p.k) && xt_heads_aligned(p.v) &&
-                   xt_heads_aligned(p.out);
-    if (deal.heads == 0 || deal.tiles == 0) return XT_OK;
-    XT_CUDA_TRY(cudaFuncSetAttribute(forward<D, KEYS, GROUPS, BLOCKS, PAIRS>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
-    forward<D, KEYS, GROUPS, BLOCKS, PAIRS>
-        <<<(unsigned)(deal.heads * deal.tiles), GROUPS * 128, BYTES, xt_cuda_stream(ctx)>>>(
-            p, deal, aligned);
-    return xt_cuda_launched(ctx);
+    const struct xt_deal deal = xt_deal_queries(p, ROWS);
+    return xt_attention_launch(ctx, forward<D, KEYS, GROUPS, BLOCKS, PAIRS>, xt_deal_blocks(deal),
+                               GROUPS * 128, BYTES, p, deal,
+                               xt_heads_aligned(p.q, p.k, p.v, p.out));
 }
 
 template <bool PAIRS>

@@ -22,6 +22,14 @@ static inline struct xt_deal xt_deal_of(int64_t heads, int64_t tiles, int64_t by
     struct xt_deal deal = {heads, tiles, section < 1 ? 1 : section < heads ? section : heads};
     return deal;
 }
+/* Blocks that own `rows` queries of a head each. The heads of a group read the same keys. */
+static inline struct xt_deal xt_deal_queries(const struct xt_attention &p, int rows) {
+    return xt_deal_of(p.batch * p.heads, (p.sq + rows - 1) / rows,
+                      4 * p.sk * p.d / (p.group > 0 ? p.group : 1));
+}
+static inline unsigned xt_deal_blocks(const struct xt_deal &deal) {
+    return (unsigned)(deal.heads * deal.tiles);
+}
 /* The head of a batch and the tile, 0 the first, of this block. */
 __device__ inline void xt_dealt(const struct xt_deal &deal, int64_t *head, int64_t *tile) {
     int64_t at = blockIdx.x, first = at / (deal.section * deal.tiles) * deal.section;
@@ -72,8 +80,9 @@ __device__ inline struct xt_pair_bits xt_pairs(const struct xt_attention &p, uin
     return bits;
 }
 
-static inline bool xt_heads_aligned(const struct xt_heads &t) {
-    return xt_is_aligned16(t.data) && (t.batch | t.row | t.head) % 8 == 0;
+/* Whether all rows of all of them begin on 16 bytes. */
+template <class... Heads> static inline bool xt_heads_aligned(const Heads &...t) {
+    return ((xt_is_aligned16(t.data) && (t.batch | t.row | t.head) % 8 == 0) && ...);
 }
 
 #endif

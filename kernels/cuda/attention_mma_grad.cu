@@ -303,41 +303,26 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static bool aligned_inputs(const struct xt_attention &p) {
-    return xt_heads_aligned(p.q) && xt_heads_aligned(p.k) && xt_heads_aligned(p.v) &&
-           xt_heads_aligned(p.g);
-}
-
 template <int D, int OUT, int GROUPS, int BLOCKS, bool PAIRS>
 static enum xt_status launch_keys(struct xt_ctx *ctx, const struct xt_attention &p) {
     constexpr int ROWS = GROUPS * 64;
     constexpr int BYTES =
         2 * xt_tile_bytes<ROWS, D> + 4 * xt_tile_bytes<QUERIES, D> + 4 * QUERIES * 4;
-    struct xt_deal deal =
+    const struct xt_deal deal =
         xt_deal_of(p.batch * p.kv_heads, (p.sk + ROWS - 1) / ROWS, 4 * p.sq * p.d * p.group);
-    if (deal.heads == 0 || deal.tiles == 0) return XT_OK;
-    dim3 blocks((unsigned)(deal.heads * deal.tiles), D / OUT);
-    XT_CUDA_TRY(cudaFuncSetAttribute(backward_keys<D, OUT, GROUPS, BLOCKS, PAIRS>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
-    backward_keys<D, OUT, GROUPS, BLOCKS, PAIRS>
-        <<<blocks, GROUPS * 128, BYTES, xt_cuda_stream(ctx)>>>(
-            p, deal, aligned_inputs(p), xt_heads_aligned(p.dk) && xt_heads_aligned(p.dv));
-    return xt_cuda_launched(ctx);
+    return xt_attention_launch(ctx, backward_keys<D, OUT, GROUPS, BLOCKS, PAIRS>,
+                               dim3(xt_deal_blocks(deal), D / OUT), GROUPS * 128, BYTES, p, deal,
+                               xt_heads_aligned(p.q, p.k, p.v, p.g), xt_heads_aligned(p.dk, p.dv));
 }
 
 template <int D, int GROUPS, int BLOCKS, bool PAIRS>
 static enum xt_status launch_queries(struct xt_ctx *ctx, const struct xt_attention &p) {
     constexpr int ROWS = GROUPS * 64;
     constexpr int BYTES = 2 * xt_tile_bytes<ROWS, D> + 4 * xt_tile_bytes<KEYS, D>;
-    struct xt_deal deal = xt_deal_of(p.batch * p.heads, (p.sq + ROWS - 1) / ROWS,
-                                     4 * p.sk * p.d / (p.group > 0 ? p.group : 1));
-    if (deal.heads == 0 || deal.tiles == 0) return XT_OK;
-    XT_CUDA_TRY(cudaFuncSetAttribute(backward_queries<D, GROUPS, BLOCKS, PAIRS>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
-    backward_queries<D, GROUPS, BLOCKS, PAIRS>
-        <<<(unsigned)(deal.heads * deal.tiles), GROUPS * 128, BYTES, xt_cuda_stream(ctx)>>>(
-            p, deal, aligned_inputs(p), xt_heads_aligned(p.dq));
-    return xt_cuda_launched(ctx);
+    const struct xt_deal deal = xt_deal_queries(p, ROWS);
+    return xt_attention_launch(ctx, backward_queries<D, GROUPS, BLOCKS, PAIRS>,
+                               xt_deal_blocks(deal), GROUPS * 128, BYTES, p, deal,
+                               xt_heads_aligned(p.q, p.k, p.v, p.g), xt_heads_aligned(p.dq));
 }
 
 template <bool PAIRS>
