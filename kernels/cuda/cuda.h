@@ -103,6 +103,28 @@ static inline unsigned xt_cuda_blocks(int64_t n, int64_t each) {
     default: XT_CUDA_FLOATS(dtype, __VA_ARGS__)                                                    \
     }
 
+/* The same with U being an integer of so many bytes, for what is only moved. */
+#define XT_CUDA_UNITS(bytes, ...)                                                                  \
+    switch (bytes) {                                                                               \
+    case 1: {                                                                                      \
+        using U = uint8_t;                                                                         \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    case 2: {                                                                                      \
+        using U = uint16_t;                                                                        \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    case 4: {                                                                                      \
+        using U = uint32_t;                                                                        \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    case 8: {                                                                                      \
+        using U = uint64_t;                                                                        \
+        __VA_ARGS__                                                                                \
+    } break;                                                                                       \
+    default: break;                                                                                \
+    }
+
 /* ---- the device's side ----------------------------------------------------------------------- */
 
 /* What T is computed in: f32 for the 16-bit floats, f64 for f64, int64_t for integers. */

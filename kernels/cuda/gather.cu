@@ -97,24 +97,8 @@ static enum xt_status gather(struct xt_ctx *ctx, const struct xt_launch *l) {
     XT_TRY(xt_positions_load(ctx, l, index, "index", x->ndim ? x->shape[dim] : 1, dim, &p));
     unsigned blocks = xt_cuda_blocks(p.n, THREADS);
     cudaStream_t stream = xt_cuda_stream(ctx);
-    switch (xt_dtype_bytes(x->dtype)) {
-    case 1:
-        gather_elements<<<blocks, THREADS, 0, stream>>>((uint8_t *)to, (const uint8_t *)from, p,
-                                                        places, step);
-        break;
-    case 2:
-        gather_elements<<<blocks, THREADS, 0, stream>>>((uint16_t *)to, (const uint16_t *)from, p,
-                                                        places, step);
-        break;
-    case 4:
-        gather_elements<<<blocks, THREADS, 0, stream>>>((uint32_t *)to, (const uint32_t *)from, p,
-                                                        places, step);
-        break;
-    default:
-        gather_elements<<<blocks, THREADS, 0, stream>>>((uint64_t *)to, (const uint64_t *)from, p,
-                                                        places, step);
-        break;
-    }
+    XT_CUDA_UNITS(xt_dtype_bytes(x->dtype), gather_elements<<<blocks, THREADS, 0, stream>>>(
+                                                (U *)to, (const U *)from, p, places, step);)
     xt_positions_drop(ctx, &p);
     return xt_cuda_launched(ctx);
 }

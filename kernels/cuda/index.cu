@@ -95,27 +95,11 @@ static struct pick_plan pick_plan_of(int64_t rows, const void *to, const void *f
 
 /* Calls `...` with U being a type of `unit` bytes. */
 #define BY_UNIT(unit, ...)                                                                         \
-    switch (unit) {                                                                                \
-    case 1: {                                                                                      \
-        using U = uint8_t;                                                                         \
-        __VA_ARGS__                                                                                \
-    } break;                                                                                       \
-    case 2: {                                                                                      \
-        using U = uint16_t;                                                                        \
-        __VA_ARGS__                                                                                \
-    } break;                                                                                       \
-    case 4: {                                                                                      \
-        using U = uint32_t;                                                                        \
-        __VA_ARGS__                                                                                \
-    } break;                                                                                       \
-    case 8: {                                                                                      \
-        using U = uint64_t;                                                                        \
-        __VA_ARGS__                                                                                \
-    } break;                                                                                       \
-    default: {                                                                                     \
+    if ((unit) == 16) {                                                                            \
         using U = uint4;                                                                           \
         __VA_ARGS__                                                                                \
-    }                                                                                              \
+    } else {                                                                                       \
+        XT_CUDA_UNITS(unit, __VA_ARGS__)                                                           \
     }
 
 /* `step` is from row to row of `from`, in bytes like `row`. */

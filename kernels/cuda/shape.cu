@@ -192,19 +192,8 @@ enum xt_status xt_cuda_copy_strided(struct xt_ctx *ctx, size_t bytes, int ndim,
                                                    cudaMemcpyDeviceToDevice, stream));
     bool squares = find_transposed(&c);
     if (!squares) widen(&c);
-    switch (c.bytes) {
-    case 1: squares ? launch_squares<uint8_t>(stream, &c) : launch_copy<uint8_t>(stream, &c); break;
-    case 2:
-        squares ? launch_squares<uint16_t>(stream, &c) : launch_copy<uint16_t>(stream, &c);
-        break;
-    case 4:
-        squares ? launch_squares<uint32_t>(stream, &c) : launch_copy<uint32_t>(stream, &c);
-        break;
-    case 8:
-        squares ? launch_squares<uint64_t>(stream, &c) : launch_copy<uint64_t>(stream, &c);
-        break;
-    default: launch_copy<uint4>(stream, &c); break;
-    }
+    XT_CUDA_UNITS(c.bytes, squares ? launch_squares<U>(stream, &c) : launch_copy<U>(stream, &c);)
+    if (c.bytes == 16) launch_copy<uint4>(stream, &c);
     return xt_cuda_launched(ctx);
 }
 
