@@ -272,6 +272,8 @@ struct xt_cuda_gemm {
     int64_t grown_m, grown_n;
 };
 extern "C" enum xt_status xt_cuda_gemm(struct xt_ctx *ctx, const struct xt_cuda_gemm *g);
+/* What ops that multiply take. */
+#define XT_CUDA_FACTORS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
 
 /* A factor: element (i, j) of rows x cols lies at i * row + j * col, in elements. */
 struct xt_cuda_factor {

@@ -379,11 +379,9 @@ static enum xt_status matmul_acc(struct xt_ctx *ctx, const struct xt_launch *l) 
     return run(ctx, &p, &g);
 }
 
-#define FACTORS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
-
 const struct xt_kernel xt_cuda_linalg_kernels[] = {
-    {"matmul", FACTORS, XT_STRIDED, matmul},
-    {"linear", FACTORS, XT_STRIDED, linear},
+    {"matmul", XT_CUDA_FACTORS, XT_STRIDED, matmul},
+    {"linear", XT_CUDA_FACTORS, XT_STRIDED, linear},
     {"matmul_acc", XT_BIT(XT_F32) | XT_BIT(XT_F64), XT_STRIDED, matmul_acc},
     {},
 };

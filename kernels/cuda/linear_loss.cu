@@ -445,10 +445,8 @@ static enum xt_status linear_cross_entropy_grad(struct xt_ctx *ctx, const struct
     }
 }
 
-#define PRODUCTS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
-
 const struct xt_kernel xt_cuda_linear_loss_kernels[] = {
-    {"linear_cross_entropy", PRODUCTS, XT_CONTIGUOUS, linear_cross_entropy},
-    {"linear_cross_entropy_grad", PRODUCTS, XT_CONTIGUOUS, linear_cross_entropy_grad},
+    {"linear_cross_entropy", XT_CUDA_FACTORS, XT_CONTIGUOUS, linear_cross_entropy},
+    {"linear_cross_entropy_grad", XT_CUDA_FACTORS, XT_CONTIGUOUS, linear_cross_entropy_grad},
     {},
 };

@@ -292,10 +292,8 @@ static enum xt_status swiglu_mlp_grad(struct xt_ctx *ctx, const struct xt_launch
     return XT_OK;
 }
 
-#define FACTORS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
-
 const struct xt_kernel xt_cuda_mlp_kernels[] = {
-    {"swiglu_mlp_fused", FACTORS, XT_CONTIGUOUS, swiglu_mlp},
-    {"swiglu_mlp_grad", FACTORS, XT_CONTIGUOUS, swiglu_mlp_grad},
+    {"swiglu_mlp_fused", XT_CUDA_FACTORS, XT_CONTIGUOUS, swiglu_mlp},
+    {"swiglu_mlp_grad", XT_CUDA_FACTORS, XT_CONTIGUOUS, swiglu_mlp_grad},
     {},
 };
