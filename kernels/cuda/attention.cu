@@ -1,6 +1,6 @@
 /*
- * attention.cu: tiled attention and its backward on the ordinary cores, the masked softmax of the
- * composed form, and the table.
+ * attention.cu: tiled attention and its backward on the ordinary cores, and which cores a call goes
+ * to.
  *
  *     s = scale q k^T;  m' = max(m, max s);
  *     l' = l e^(m-m') + sum e^(s-m');  o' = o e^(m-m') + e^(s-m') v;  out = o / l, lse = m + log l
@@ -26,22 +26,6 @@ static struct xt_heads heads_of(const struct xt_tensor *t) {
     return h;
 }
 
-static struct xt_ints ints_of(const struct xt_tensor *t) {
-    struct xt_ints x = {};
-    if (!t) return x;
-    x.data = xt_data(t);
-    x.dtype = t->dtype;
-    for (int d = 0; d < t->ndim; d++) x.stride[d] = t->stride[d];
-    return x;
-}
-
-static void set_mask(struct xt_attention *p, const struct xt_tensor *mask) {
-    if (!mask) return;
-    p->mask = (const uint8_t *)xt_data(mask);
-    for (int d = 0; d < mask->ndim; d++)
-        p->mask_stride[4 - mask->ndim + d] = mask->shape[d] == 1 ? 0 : mask->stride[d];
-}
-
 static struct xt_attention describe(const struct xt_launch *l) {
     const struct xt_tensor *q = l->in[Q], *k = l->in[K];
     struct xt_attention p = {};
@@ -60,9 +44,9 @@ static struct xt_attention describe(const struct xt_launch *l) {
         p.seed = xt_cuda_seed(l, SEED_ATTR, SEED);
         p.keep_scale = p.p < 1 ? (double)(float)(1.0 / (1.0 - l->attrs[DROPOUT].f)) : 0;
     }
-    set_mask(&p, l->in[MASK]);
-    p.lengths = ints_of(l->in[LENGTHS]);
-    p.documents = ints_of(l->in[DOCUMENTS]);
+    xt_attention_set_mask(&p, l->in[MASK]);
+    p.lengths = xt_ints_of(l->in[LENGTHS]);
+    p.documents = xt_ints_of(l->in[DOCUMENTS]);
     p.any_pair_hidden = p.mask || p.documents.data || p.p > 0;
     p.q = heads_of(q);
     p.k = heads_of(k);
@@ -443,55 +427,6 @@ done:
     return status;
 }
 
-/* ---- the softmax of composed attention ------------------------------------------------------- */
-
-/* A block a row of (B, H, Sq, Sk) scores, read twice (the second time from the cache). */
-template <class T>
-static __global__ void __launch_bounds__(THREADS)
-    softmax(const __grid_constant__ struct xt_attention p, const T *x, int64_t x_batch,
-            int64_t x_head, int64_t x_row, T *y) {
-    using R = xt_real<T>;
-    int64_t i = blockIdx.x, row = i % p.sq, h = i / p.sq % p.heads, b = i / p.sq / p.heads;
-    int64_t limit = xt_visible(p, xt_keys_of(p, b), row);
-    R m = -infinity<R>(), sum = 0;
-    x += b * x_batch + h * x_head + row * x_row;
-    y += i * p.sk;
-    for (int64_t c = threadIdx.x; c < limit; c += THREADS) {
-        R s = xt_to<R>(x[c]);
-        if (s > m && !xt_hidden(p, b, h, row, c)) m = s;
-    }
-    m = xt_block_max<THREADS>(m);
-    bool none = m == -infinity<R>();
-    for (int64_t c = threadIdx.x; c < limit && !none; c += THREADS)
-        if (!xt_hidden(p, b, h, row, c)) sum += exp(xt_to<R>(x[c]) - m);
-    sum = xt_block_sum<THREADS>(sum);
-    for (int64_t c = threadIdx.x; c < p.sk; c += THREADS) {
-        bool seen = c < limit && !none && !xt_hidden(p, b, h, row, c);
-        y[c] = xt_to<T>(seen && sum > 0 ? exp(xt_to<R>(x[c]) - m) / sum : R(0));
-    }
-}
-
-/* In: scores (B, H, Sq, Sk), mask, lengths, documents; attribute: causal. */
-static enum xt_status attention_softmax(struct xt_ctx *ctx, const struct xt_launch *l) {
-    const struct xt_tensor *x = l->in[0], *y = l->out[0];
-    struct xt_attention p = {};
-    p.batch = x->shape[0];
-    p.heads = x->shape[1];
-    p.sq = x->shape[2];
-    p.sk = x->shape[3];
-    p.causal = l->attrs[0].i != 0;
-    set_mask(&p, l->in[1]);
-    p.lengths = ints_of(l->in[2]);
-    p.documents = ints_of(l->in[3]);
-    int64_t rows = p.batch * p.heads * p.sq;
-    if (!rows || !p.sk) return XT_OK;
-    XT_CUDA_FLOATS(x->dtype, {
-        softmax<T><<<(unsigned)rows, THREADS, 0, xt_cuda_stream(ctx)>>>(
-            p, (const T *)xt_data(x), x->stride[0], x->stride[1], x->stride[2], (T *)xt_data(y));
-    })
-    return xt_cuda_launched(ctx);
-}
-
 /* ---- the table ------------------------------------------------------------------------------- */
 
 #define FLOATS (XT_BIT(XT_F32) | XT_BIT(XT_BF16) | XT_BIT(XT_F64))
@@ -499,6 +434,5 @@ static enum xt_status attention_softmax(struct xt_ctx *ctx, const struct xt_laun
 const struct xt_kernel xt_cuda_attention_kernels[] = {
     {"attention_tiled", FLOATS, XT_INNER, attention_tiled},
     {"attention_tiled_grad", FLOATS, XT_INNER, attention_tiled_grad},
-    {"attention_softmax", FLOATS, XT_INNER, attention_softmax},
     {},
 };

@@ -2,7 +2,8 @@
  * attention.h: what the attention kernels share: the problem of one call, and who sees whom.
  *
  * The definition is kernels/cpu/attention.c. attention.cu is one thread an element, in f32 and f64;
- * attention_mma.cu and attention_mma_grad.cu are bf16 on the tensor cores.
+ * attention_mma.cu and attention_mma_grad.cu are bf16 on the tensor cores; attention_softmax.cu is
+ * the composed form's.
  */
 #ifndef XT_CUDA_ATTENTION_H
 #define XT_CUDA_ATTENTION_H
@@ -21,6 +22,15 @@ struct xt_ints {
     enum xt_dtype dtype;
     int64_t stride[2];
 };
+
+static inline struct xt_ints xt_ints_of(const struct xt_tensor *t) {
+    struct xt_ints x = {};
+    if (!t) return x;
+    x.data = xt_data(t);
+    x.dtype = t->dtype;
+    for (int d = 0; d < t->ndim; d++) x.stride[d] = t->stride[d];
+    return x;
+}
 
 /* One call, forward or backward. A kernel's argument. */
 struct xt_attention {
@@ -42,6 +52,13 @@ struct xt_attention {
     int64_t lse_batch, lse_head;   /* its strides; 1 along Sq */
     void *delta;                   /* backward: (B, H, Sq), rowsum(g * out) */
 };
+
+static inline void xt_attention_set_mask(struct xt_attention *p, const struct xt_tensor *mask) {
+    if (!mask) return;
+    p->mask = (const uint8_t *)xt_data(mask);
+    for (int d = 0; d < mask->ndim; d++)
+        p->mask_stride[4 - mask->ndim + d] = mask->shape[d] == 1 ? 0 : mask->stride[d];
+}
 
 __device__ inline int64_t xt_int_at(const struct xt_ints &t, int64_t at) {
     switch (t.dtype) {

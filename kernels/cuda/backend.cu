@@ -248,16 +248,27 @@ static enum xt_status from_host(struct xt_ctx *ctx, void *data, const void *host
 /* ---- the backend ----------------------------------------------------------------------------- */
 
 static const struct xt_kernel *const tables[] = {
-    xt_cuda_pointwise_kernels,   xt_cuda_pointwise_grad_kernels,
-    xt_cuda_shape_kernels,       xt_cuda_reduce_kernels,
-    xt_cuda_softmax_kernels,     xt_cuda_cumsum_kernels,
-    xt_cuda_topk_kernels,        xt_cuda_index_kernels,
-    xt_cuda_gather_kernels,      xt_cuda_linalg_kernels,
-    xt_cuda_norm_kernels,        xt_cuda_rope_kernels,
-    xt_cuda_norm_rope_kernels,   xt_cuda_loss_kernels,
-    xt_cuda_linear_loss_kernels, xt_cuda_attention_kernels,
-    xt_cuda_mlp_kernels,         xt_cuda_random_kernels,
-    xt_cuda_optim_kernels,       NULL,
+    xt_cuda_pointwise_kernels,
+    xt_cuda_pointwise_grad_kernels,
+    xt_cuda_shape_kernels,
+    xt_cuda_reduce_kernels,
+    xt_cuda_softmax_kernels,
+    xt_cuda_cumsum_kernels,
+    xt_cuda_topk_kernels,
+    xt_cuda_index_kernels,
+    xt_cuda_gather_kernels,
+    xt_cuda_linalg_kernels,
+    xt_cuda_norm_kernels,
+    xt_cuda_rope_kernels,
+    xt_cuda_norm_rope_kernels,
+    xt_cuda_loss_kernels,
+    xt_cuda_linear_loss_kernels,
+    xt_cuda_attention_kernels,
+    xt_cuda_attention_softmax_kernels,
+    xt_cuda_mlp_kernels,
+    xt_cuda_random_kernels,
+    xt_cuda_optim_kernels,
+    NULL,
 };
 
 extern "C" {

@@ -246,8 +246,8 @@ extern const struct xt_kernel xt_cuda_pointwise_kernels[], xt_cuda_pointwise_gra
     xt_cuda_cumsum_kernels[], xt_cuda_topk_kernels[], xt_cuda_index_kernels[],
     xt_cuda_gather_kernels[], xt_cuda_linalg_kernels[], xt_cuda_norm_kernels[],
     xt_cuda_rope_kernels[], xt_cuda_norm_rope_kernels[], xt_cuda_loss_kernels[],
-    xt_cuda_linear_loss_kernels[], xt_cuda_attention_kernels[], xt_cuda_mlp_kernels[],
-    xt_cuda_random_kernels[], xt_cuda_optim_kernels[];
+    xt_cuda_linear_loss_kernels[], xt_cuda_attention_kernels[], xt_cuda_attention_softmax_kernels[],
+    xt_cuda_mlp_kernels[], xt_cuda_random_kernels[], xt_cuda_optim_kernels[];
 }
 
 /* ---- matrix products, in linalg.cu ----------------------------------------------------------- */
