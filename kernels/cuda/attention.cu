@@ -8,11 +8,13 @@
  *
  * A block owns a tile of queries (forward, dq) or of keys (dk, dv, summed over the query heads of
  * its group) and meets the tiles of the other side in order, so the bits do not depend on timing.
- * Traffic: q and out once, k and v once a query tile. bf16 goes to attention_mma.cu.
+ * Traffic: q and out once, k and v once a query tile. bf16 goes to attention_wgmma.cu, or
+ * attention_mma.cu on other devices.
  */
 #include <math.h>
 
 #include "attention.h"
+#include "wgmma.h"
 
 #define THREADS 256
 
@@ -398,7 +400,7 @@ static enum xt_status attention_tiled(struct xt_ctx *ctx, const struct xt_launch
     switch (l->in[Q]->dtype) {
     case XT_F64: return run_forward<double>(ctx, p);
     case XT_F32: return run_forward<float>(ctx, p);
-    default: return xt_attention_mma(ctx, p);
+    default: return xt_has_wgmma(ctx) ? xt_attention_wgmma(ctx, p) : xt_attention_mma(ctx, p);
     }
 }
 
@@ -420,7 +422,9 @@ static enum xt_status attention_tiled_grad(struct xt_ctx *ctx, const struct xt_l
     switch (dtype) {
     case XT_F64: status = run_backward<double>(ctx, p); break;
     case XT_F32: status = run_backward<float>(ctx, p); break;
-    default: status = xt_attention_mma_grad(ctx, p);
+    default:
+        status =
+            xt_has_wgmma(ctx) ? xt_attention_wgmma_grad(ctx, p) : xt_attention_mma_grad(ctx, p);
     }
 done:
     xt_scratch_put(ctx, XT_CUDA, p.delta, bytes);

@@ -2,8 +2,8 @@
  * attention.h: what the attention kernels share: the problem of one call, and who sees whom.
  *
  * The definition is kernels/cpu/attention.c. attention.cu is one thread an element, in f32 and f64;
- * attention_mma.cu and attention_mma_grad.cu are bf16 on the tensor cores; attention_softmax.cu is
- * the composed form's.
+ * attention_wgmma.cu and attention_mma.cu, each with its NAME_grad.cu, are bf16 on the tensor cores;
+ * attention_softmax.cu is the composed form's.
  */
 #ifndef XT_CUDA_ATTENTION_H
 #define XT_CUDA_ATTENTION_H
@@ -118,7 +118,9 @@ static inline enum xt_status xt_attention_launch(struct xt_ctx *ctx, void (*kern
     return xt_cuda_launched(ctx);
 }
 
-/* bf16 on the tensor cores. */
+/* bf16 on the tensor cores; wgmma where xt_has_wgmma. */
+enum xt_status xt_attention_wgmma(struct xt_ctx *ctx, const struct xt_attention &p);
+enum xt_status xt_attention_wgmma_grad(struct xt_ctx *ctx, const struct xt_attention &p);
 enum xt_status xt_attention_mma(struct xt_ctx *ctx, const struct xt_attention &p);
 enum xt_status xt_attention_mma_grad(struct xt_ctx *ctx, const struct xt_attention &p);
 

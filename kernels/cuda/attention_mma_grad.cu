@@ -15,25 +15,14 @@
  */
 #include <math.h>
 
-#include "attention_mma.h"
-
-#define QUERIES 64 /* a tile of them, where keys are owned */
-#define KEYS 64    /* a tile of them, where queries are owned */
-
-/* Zeroes p where the mask or documents hide a pair. */
-template <int J> __device__ static void hide(const struct xt_pair_bits &bits, float (&x)[J][4]) {
-#pragma unroll
-    for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) x[j][e] = 0;
-}
+#include "attention_tiles.h"
+#include "mma.h"
 
 /* ---- dk and dv ------------------------------------------------------------------------------- */
 
 /* Shared: k and v, GROUPS * 64 x D; q and do, two each of QUERIES x D; log2(e) lse and delta, two
    each of QUERIES. A block has OUT of the D columns of its answers. */
-template <int D, int OUT, int GROUPS, int BLOCKS, bool PAIRS>
+template <int D, int OUT, int QUERIES, int GROUPS, int BLOCKS, bool PAIRS>
 static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     backward_keys(const __grid_constant__ struct xt_attention p,
                   const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
@@ -43,7 +32,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     uint32_t k = xt_shared_address(shared), v = k + OWNED, q = v + OWNED, g = q + 2 * TILE;
     float *row_values = (float *)(shared + 2 * OWNED + 4 * TILE); /* [stage][lse, delta][QUERIES] */
     int64_t head, tile;
-    xt_dealt(deal, &head, &tile);
+    xt_dealt(deal, blockIdx.x, &head, &tile);
     int64_t b = head / p.kv_heads, kv = head % p.kv_heads, key0 = tile * ROWS;
     int column0 = (int)blockIdx.y * OUT;
     int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
@@ -92,15 +81,8 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
         __syncthreads();
         load(i + 1);
         xt_copies_commit();
-        xt_mma_settle(s);
-        xt_mma_settle(dp);
-        xt_mma_begin();
         xt_mma_rows<J, ROWS, D>(s, k, group * 64, this_q);
-        xt_mma_commit();
         xt_mma_rows<J, ROWS, D>(dp, v, group * 64, this_g);
-        xt_mma_commit();
-        xt_mma_wait<1>();
-        xt_mma_settle(s);
 #pragma unroll
         for (int j = 0; j < J; j++) {
             float2 lse = *(const float2 *)(values + 8 * j);
@@ -111,7 +93,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
         struct xt_pair_bits bits;
         if (PAIRS) {
             bits = xt_pairs<J, true>(p, seed, b, h, key, row0);
-            hide(bits, s);
+            xt_hide(bits, s);
         }
         if (xt_visible(p, keys, row0) < key0 + group * 64 + 64) {
             /* Query 8 j + e % 2 of this thread's sees the key: from the one at `from` on. */
@@ -139,13 +121,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
         } else {
             xt_pack_left(a, s);
         }
-        xt_mma_settle(dv);
-        xt_mma_settle(a);
-        xt_mma_begin();
         xt_mma_columns<D>(dv, a, this_g, column0);
-        xt_mma_commit();
-        xt_mma_wait<1>();
-        xt_mma_settle(dp);
 #pragma unroll
         for (int j = 0; j < J; j++) {
             float2 delta = *(const float2 *)(values + QUERIES + 8 * j);
@@ -158,16 +134,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
             }
         }
         xt_pack_left(da, dp);
-        xt_mma_settle(dk);
-        xt_mma_settle(da);
-        xt_mma_begin();
         xt_mma_columns<D>(dk, da, this_q, column0);
-        xt_mma_commit();
-        xt_mma_wait<0>();
-        xt_mma_settle(dk);
-        xt_mma_settle(dv);
-        xt_mma_settle(a);
-        xt_mma_settle(da);
     }
     xt_copies_wait();
     __syncthreads();
@@ -184,7 +151,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
 /* ---- dq -------------------------------------------------------------------------------------- */
 
 /* Shared: q and do, GROUPS * 64 x D; k and v, two each of KEYS x D. */
-template <int D, int GROUPS, int BLOCKS, bool PAIRS>
+template <int D, int KEYS, int GROUPS, int BLOCKS, bool PAIRS>
 static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     backward_queries(const __grid_constant__ struct xt_attention p,
                      const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
@@ -192,18 +159,11 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     constexpr uint32_t OWNED = xt_tile_bytes<ROWS, D>, TILE = xt_tile_bytes<KEYS, D>;
     extern __shared__ __align__(1024) unsigned char shared[];
     uint32_t q = xt_shared_address(shared), g = q + OWNED, k = g + OWNED, v = k + 2 * TILE;
-    int64_t head, tile;
-    xt_dealt(deal, &head, &tile);
-    int64_t b = head / p.heads, h = head % p.heads, kv = h / p.group;
-    int64_t row0 = (deal.tiles - 1 - tile) * ROWS; /* the last see the most keys */
-    int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
-    int64_t row = row0 + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    int64_t keys = xt_keys_of(p, b);
-    int64_t limit[2] = {xt_visible(p, keys, row), xt_visible(p, keys, row + 8)};
-    int64_t whole = xt_visible(p, keys, row0 + group * 64); /* every row of the group sees these */
-    int n =
-        (int)((xt_visible(p, keys, row0 + ROWS < p.sq ? row0 + ROWS - 1 : p.sq - 1) + KEYS - 1) /
-              KEYS);
+    const struct xt_query_tile w = xt_query_tile_at<KEYS, ROWS>(p, deal, blockIdx.x);
+    const int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
+    const int64_t own = w.row0 + group * 64, row = own + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int64_t limit[2] = {xt_visible(p, w.keys, row), xt_visible(p, w.keys, row + 8)};
+    const int64_t whole = xt_visible(p, w.keys, own); /* every row of the group sees these */
     uint64_t seed = PAIRS && p.p > 0 ? xt_seed_on_device(p.seed) : 0;
     float log2_scale = (float)(p.scale * XT_LOG2E), keep_scale = (float)p.keep_scale;
     float s[J][4], dp[J][4], dq[D / 8][4] = {}, lse[2], delta[2];
@@ -212,51 +172,44 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     for (int half = 0; half < 2; half++) {
         bool is_row = row + 8 * half < p.sq;
         int64_t at = row + 8 * half;
-        lse[half] =
-            is_row ? ((const float *)p.lse)[b * p.lse_batch + h * p.lse_head + at] * (float)XT_LOG2E
-                   : INFINITY;
-        delta[half] = is_row ? ((const float *)p.delta)[(b * p.heads + h) * p.sq + at] : 0.0f;
+        lse[half] = is_row ? ((const float *)p.lse)[w.b * p.lse_batch + w.h * p.lse_head + at] *
+                                 (float)XT_LOG2E
+                           : INFINITY;
+        delta[half] = is_row ? ((const float *)p.delta)[(w.b * p.heads + w.h) * p.sq + at] : 0.0f;
     }
 
     auto load = [&](int j) {
-        if (j >= n) return;
+        if (j >= w.n) return;
         int64_t key0 = (int64_t)j * KEYS;
-        xt_load_tile<KEYS, D, THREADS>(k + (j & 1) * TILE, xt_head_at(p.k, b, kv, key0), p.k.row,
-                                       p.sk - key0, p.d, aligned);
-        xt_load_tile<KEYS, D, THREADS>(v + (j & 1) * TILE, xt_head_at(p.v, b, kv, key0), p.v.row,
-                                       p.sk - key0, p.d, aligned);
+        xt_load_tile<KEYS, D, THREADS>(k + (j & 1) * TILE, xt_head_at(p.k, w.b, w.kv, key0),
+                                       p.k.row, p.sk - key0, p.d, aligned);
+        xt_load_tile<KEYS, D, THREADS>(v + (j & 1) * TILE, xt_head_at(p.v, w.b, w.kv, key0),
+                                       p.v.row, p.sk - key0, p.d, aligned);
     };
 
-    xt_load_tile<ROWS, D, THREADS>(q, xt_head_at(p.q, b, h, row0), p.q.row, p.sq - row0, p.d,
-                                   aligned);
-    xt_load_tile<ROWS, D, THREADS>(g, xt_head_at(p.g, b, h, row0), p.g.row, p.sq - row0, p.d,
-                                   aligned);
+    xt_load_tile<ROWS, D, THREADS>(q, xt_head_at(p.q, w.b, w.h, w.row0), p.q.row, p.sq - w.row0,
+                                   p.d, aligned);
+    xt_load_tile<ROWS, D, THREADS>(g, xt_head_at(p.g, w.b, w.h, w.row0), p.g.row, p.sq - w.row0,
+                                   p.d, aligned);
     load(0);
     xt_copies_commit();
-    for (int j = 0; j < n; j++) {
+    for (int j = 0; j < w.n; j++) {
         uint32_t this_k = k + (j & 1) * TILE, this_v = v + (j & 1) * TILE;
         int64_t key0 = (int64_t)j * KEYS;
         xt_copies_wait();
         __syncthreads();
         load(j + 1);
         xt_copies_commit();
-        xt_mma_settle(s);
-        xt_mma_settle(dp);
-        xt_mma_begin();
         xt_mma_rows<J, ROWS, D>(s, q, group * 64, this_k);
-        xt_mma_commit();
         xt_mma_rows<J, ROWS, D>(dp, g, group * 64, this_v);
-        xt_mma_commit();
-        xt_mma_wait<1>();
-        xt_mma_settle(s);
 #pragma unroll
         for (int i = 0; i < J; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) s[i][e] = xt_exp2(s[i][e] * log2_scale - lse[e / 2]);
         struct xt_pair_bits bits;
         if (PAIRS) {
-            bits = xt_pairs<J, false>(p, seed, b, h, row, key0);
-            hide(bits, s);
+            bits = xt_pairs<J, false>(p, seed, w.b, w.h, row, key0);
+            xt_hide(bits, s);
         }
         if (whole < key0 + KEYS) {
             int seen[2];
@@ -271,8 +224,6 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
                 for (int e = 0; e < 4; e++)
                     if (8 * i + e % 2 >= seen[e / 2]) s[i][e] = 0;
         }
-        xt_mma_wait<0>();
-        xt_mma_settle(dp);
 #pragma unroll
         for (int i = 0; i < J; i++)
 #pragma unroll
@@ -283,64 +234,57 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
                 dp[i][e] = s[i][e] * (x - delta[e / 2]);
             }
         xt_pack_left(a, dp);
-        xt_mma_settle(dq);
-        xt_mma_settle(a);
-        xt_mma_begin();
         xt_mma_columns<D>(dq, a, this_k);
-        xt_mma_commit();
-        xt_mma_wait<0>();
-        xt_mma_settle(dq);
-        xt_mma_settle(a);
     }
     xt_copies_wait();
     __syncthreads();
     const float scale[2] = {(float)p.scale, (float)p.scale};
-    int64_t own = row0 + group * 64;
     xt_save_rows(dq, scale, q + group * xt_tile_bytes<64, D>,
-                 (__nv_bfloat16 *)xt_head_at(p.dq, b, h, own), p.dq.row, p.sq - own, p.d,
+                 (__nv_bfloat16 *)xt_head_at(p.dq, w.b, w.h, own), p.dq.row, p.sq - own, p.d,
                  aligned_out);
 }
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-template <int D, int OUT, int GROUPS, int BLOCKS, bool PAIRS>
+template <int D, int OUT, int QUERIES, int GROUPS, int BLOCKS, bool PAIRS>
 static enum xt_status launch_keys(struct xt_ctx *ctx, const struct xt_attention &p) {
     constexpr int ROWS = GROUPS * 64;
     constexpr int BYTES =
         2 * xt_tile_bytes<ROWS, D> + 4 * xt_tile_bytes<QUERIES, D> + 4 * QUERIES * 4;
     const struct xt_deal deal =
         xt_deal_of(p.batch * p.kv_heads, (p.sk + ROWS - 1) / ROWS, 4 * p.sq * p.d * p.group);
-    return xt_attention_launch(ctx, backward_keys<D, OUT, GROUPS, BLOCKS, PAIRS>,
-                               dim3(xt_deal_blocks(deal), D / OUT), GROUPS * 128, BYTES, p, deal,
+    return xt_attention_launch(ctx, backward_keys<D, OUT, QUERIES, GROUPS, BLOCKS, PAIRS>,
+                               dim3(xt_deal_items(deal), D / OUT), GROUPS * 128, BYTES, p, deal,
                                xt_heads_aligned(p.q, p.k, p.v, p.g), xt_heads_aligned(p.dk, p.dv));
 }
 
-template <int D, int GROUPS, int BLOCKS, bool PAIRS>
+template <int D, int KEYS, int GROUPS, int BLOCKS, bool PAIRS>
 static enum xt_status launch_queries(struct xt_ctx *ctx, const struct xt_attention &p) {
     constexpr int ROWS = GROUPS * 64;
     constexpr int BYTES = 2 * xt_tile_bytes<ROWS, D> + 4 * xt_tile_bytes<KEYS, D>;
     const struct xt_deal deal = xt_deal_queries(p, ROWS);
-    return xt_attention_launch(ctx, backward_queries<D, GROUPS, BLOCKS, PAIRS>,
-                               xt_deal_blocks(deal), GROUPS * 128, BYTES, p, deal,
+    return xt_attention_launch(ctx, backward_queries<D, KEYS, GROUPS, BLOCKS, PAIRS>,
+                               xt_deal_items(deal), GROUPS * 128, BYTES, p, deal,
                                xt_heads_aligned(p.q, p.k, p.v, p.g), xt_heads_aligned(p.dq));
 }
 
+/* Blocks of at most 99 KiB of shared memory, which every device has. */
 template <bool PAIRS>
 static enum xt_status keys_by_width(struct xt_ctx *ctx, const struct xt_attention &p) {
-    if (p.d <= 32) return launch_keys<32, 32, 3, 1, PAIRS>(ctx, p);
-    if (p.d <= 64) return launch_keys<64, 64, 2, 1, PAIRS>(ctx, p);
-    if (p.d <= 96) return launch_keys<96, 96, 2, 1, PAIRS>(ctx, p);
-    if (p.d <= 128) return launch_keys<128, 128, 2, 1, PAIRS>(ctx, p);
-    return launch_keys<256, 128, 1, 1, PAIRS>(ctx, p);
+    if (p.d <= 32) return launch_keys<32, 32, 64, 2, 2, PAIRS>(ctx, p);
+    if (p.d <= 64) return launch_keys<64, 64, 64, 2, 1, PAIRS>(ctx, p);
+    if (p.d <= 96) return launch_keys<96, 96, 64, 2, 1, PAIRS>(ctx, p);
+    if (p.d <= 128) return launch_keys<128, 128, 64, 1, 1, PAIRS>(ctx, p);
+    return launch_keys<256, 128, 16, 1, 1, PAIRS>(ctx, p);
 }
 
 template <bool PAIRS>
 static enum xt_status queries_by_width(struct xt_ctx *ctx, const struct xt_attention &p) {
-    if (p.d <= 32) return launch_queries<32, 2, 2, PAIRS>(ctx, p);
-    if (p.d <= 64) return launch_queries<64, 2, 2, PAIRS>(ctx, p);
-    if (p.d <= 96) return launch_queries<96, 2, 1, PAIRS>(ctx, p);
-    if (p.d <= 128) return launch_queries<128, 2, 1, PAIRS>(ctx, p);
-    return launch_queries<256, 1, 1, PAIRS>(ctx, p);
+    if (p.d <= 32) return launch_queries<32, 64, 2, 2, PAIRS>(ctx, p);
+    if (p.d <= 64) return launch_queries<64, 64, 2, 1, PAIRS>(ctx, p);
+    if (p.d <= 96) return launch_queries<96, 64, 2, 1, PAIRS>(ctx, p);
+    if (p.d <= 128) return launch_queries<128, 64, 1, 1, PAIRS>(ctx, p);
+    return launch_queries<256, 16, 1, 1, PAIRS>(ctx, p);
 }
 
 enum xt_status xt_attention_mma_grad(struct xt_ctx *ctx, const struct xt_attention &p) {

@@ -137,7 +137,7 @@ static enum xt_status rmsnorm_back(struct xt_ctx *ctx, struct xt_grads *g) {
     if (in[ONTO] && xt_observed(ctx)) {
         struct xt_tensor *own[2];
         xt_args_init(&args, &xt_op_rmsnorm_grad, in, ONTO);
-        args.attrs[0].i = g->wants[1]; /* as where nothing is taken: the calls of two devices pair */
+        args.attrs[0].i = g->wants[1]; /* as where nothing is taken: devices' calls pair */
         XT_GO(xt_call_run(ctx, &xt_op_rmsnorm_grad, &args, own));
         xt_tensor_release(ctx, own[1]);
         xt_grads_share(ctx, 0, own[0]);
