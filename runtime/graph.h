@@ -129,7 +129,7 @@ enum xt_status xt_graph_load_node(struct xt_ctx *ctx, struct xt_graph *g,
 enum xt_status xt_graph_load_export(struct xt_ctx *ctx, struct xt_graph *g,
                                     const struct xt_graph_export *export);
 
-/* plan.c */
+/* plan.c; what it is made of is in plan.h */
 enum xt_status xt_plan_get(struct xt_ctx *ctx, struct xt_graph *g, int e, const bool *fed,
                            struct xt_plan **out);
 void xt_plan_memory(const struct xt_plan *plan, struct xt_plan_memory *out);
