@@ -84,10 +84,6 @@ struct xt_plan_making {
     int *first, *last; /* root: positions of the launches that use it */
 };
 
-static inline const struct xt_graph_value *xt_graph_value_at(const struct xt_graph *g, int v) {
-    return &g->values[v];
-}
-
 /* The root whose bytes a value has in the run. */
 static inline int xt_plan_root_of(const struct xt_plan_making *m, int v) {
     return m->to[xt_graph_value_at(m->g, v)->root];
