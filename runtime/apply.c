@@ -193,3 +193,27 @@ enum xt_status xt_want_same_dtype(struct xt_ctx *ctx, const struct xt_op *op, co
 void xt_output_like(struct xt_output *output, const struct xt_tensor *t) {
     xt_spec_of(t, &output->spec);
 }
+
+enum xt_status xt_infer_like(struct xt_ctx *ctx, const struct xt_op *op, const struct xt_args *args,
+                             struct xt_output *outputs) {
+    (void)ctx, (void)op;
+    xt_output_like(outputs, args->inputs[0]);
+    return XT_OK;
+}
+
+enum xt_status xt_output_sized(struct xt_ctx *ctx, const struct xt_args *args, int attr,
+                               enum xt_dtype dtype, struct xt_output *output) {
+    int ndim = args->attrs[attr].list.count;
+    const int64_t *shape = args->ints + args->attrs[attr].list.start;
+    if (ndim > XT_MAX_DIMS)
+        return xt_fail(ctx, XT_SHAPE, "shape has %d dimensions, at most %d are possible", ndim,
+                       XT_MAX_DIMS);
+    for (int d = 0; d < ndim; d++)
+        if (shape[d] < 0)
+            return xt_fail(ctx, XT_SHAPE, "size %d of shape is %lld, wanted 0 or more", d + 1,
+                           (long long)shape[d]);
+    output->spec.dtype = dtype;
+    output->spec.ndim = ndim;
+    memcpy(output->spec.shape, shape, (size_t)ndim * sizeof *shape);
+    return XT_OK;
+}

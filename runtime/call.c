@@ -13,12 +13,13 @@
 
 /* ---- registered ops -------------------------------------------------------------------------- */
 
-extern xt_op_list xt_ops_pointwise, xt_ops_shape, xt_ops_reduce, xt_ops_linalg, xt_ops_norm,
-    xt_ops_index, xt_ops_loss, xt_ops_attention, xt_ops_mlp, xt_ops_random, xt_ops_optim;
+extern xt_op_list xt_ops_pointwise, xt_ops_reduce, xt_ops_view, xt_ops_shape, xt_ops_linalg,
+    xt_ops_norm, xt_ops_index, xt_ops_loss, xt_ops_attention, xt_ops_mlp, xt_ops_random,
+    xt_ops_optim;
 
 static const struct xt_op *const *const families[] = {
-    xt_ops_pointwise, xt_ops_reduce,    xt_ops_shape, xt_ops_linalg, xt_ops_norm,  xt_ops_index,
-    xt_ops_loss,      xt_ops_attention, xt_ops_mlp,   xt_ops_random, xt_ops_optim,
+    xt_ops_pointwise, xt_ops_reduce, xt_ops_view,      xt_ops_shape, xt_ops_linalg, xt_ops_norm,
+    xt_ops_index,     xt_ops_loss,   xt_ops_attention, xt_ops_mlp,   xt_ops_random, xt_ops_optim,
 };
 
 static bool is_tensor(enum xt_param_kind kind) {

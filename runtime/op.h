@@ -432,6 +432,12 @@ enum xt_status xt_want_same_dtype(struct xt_ctx *ctx, const struct xt_op *op, co
                                   const struct xt_tensor *b);
 /* output = the spec of t, contiguous. */
 void xt_output_like(struct xt_output *output, const struct xt_tensor *t);
+/* The shape rule of an op whose output is like its first input. */
+xt_infer_fn xt_infer_like;
+/* output = of dtype, contiguous, of the sizes that the SHAPE in attribute `attr` lists. XT_SHAPE
+   unless each is 0 or more and they are not too many. */
+enum xt_status xt_output_sized(struct xt_ctx *ctx, const struct xt_args *args, int attr,
+                               enum xt_dtype dtype, struct xt_output *output);
 
 /* Returns on failure. Only while nothing is owned; once something is, `goto done`. */
 #define XT_TRY(expression)                                                                         \
