@@ -72,10 +72,6 @@ static enum xt_status with_shape(struct xt_ctx *ctx, const char *name, struct xt
     return xt_call_run(ctx, op, &args, out);
 }
 
-static bool has_shape(const struct xt_tensor *x, const int64_t *shape, int ndim) {
-    return x->ndim == ndim && memcmp(x->shape, shape, (size_t)ndim * sizeof *shape) == 0;
-}
-
 enum xt_status xt_reshape(struct xt_ctx *ctx, struct xt_tensor *x, const int64_t *shape, int ndim,
                           struct xt_tensor **out) {
     return with_shape(ctx, "reshape", x, shape, ndim, out);
@@ -98,7 +94,7 @@ enum xt_status xt_transpose(struct xt_ctx *ctx, struct xt_tensor *x, int d1, int
 
 enum xt_status xt_sum_to(struct xt_ctx *ctx, struct xt_tensor *x, const int64_t *shape, int ndim,
                          struct xt_tensor **out) {
-    if (has_shape(x, shape, ndim)) {
+    if (xt_has_shape(x, shape, ndim)) {
         *out = xt_tensor_retain(x);
         return XT_OK;
     }
@@ -117,7 +113,7 @@ enum xt_status xt_sum_to(struct xt_ctx *ctx, struct xt_tensor *x, const int64_t 
     else
         sum = xt_tensor_retain(x);
     enum xt_status status = XT_OK;
-    if (has_shape(sum, shape, ndim))
+    if (xt_has_shape(sum, shape, ndim))
         *out = xt_tensor_retain(sum);
     else
         status = xt_reshape(ctx, sum, shape, ndim, out);

@@ -15,11 +15,6 @@ static bool sole_owner(const struct xt_tensor *t) {
     return t->refs == 1 && t->storage->refs == 1;
 }
 
-static bool same_shape(const struct xt_tensor *t, const struct xt_spec *spec) {
-    return t->ndim == spec->ndim &&
-           memcmp(t->shape, spec->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
-}
-
 /* *sum += g, by reference where there was nothing. Takes g's reference, also on failure. With an
    observer, who may hold on to what it sees, never in place: what runs then depends on nothing
    else. */
@@ -146,7 +141,7 @@ static enum xt_status give(struct xt_ctx *ctx, struct xt_call *call, int i, stru
     enum xt_dtype dtype = e->leaf ? e->leaf->spec.dtype : spec->dtype;
     enum xt_status status = XT_OK;
     struct xt_tensor *next;
-    if (!same_shape(g, spec)) {
+    if (!xt_has_shape(g, spec->shape, spec->ndim)) {
         status = xt_sum_to(ctx, g, spec->shape, spec->ndim, &next);
         xt_tensor_release(ctx, g);
         if (status != XT_OK) return status;
@@ -192,7 +187,8 @@ enum xt_status xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i,
     if (!g->wants[i] || !e->maker) return XT_OK;
     struct xt_tensor **place = &e->maker->grad_out[e->output], *sum = *place;
     const struct xt_spec *spec = &g->in_spec[i];
-    if (!sum || sum->dtype != spec->dtype || !same_shape(sum, spec)) return XT_OK;
+    if (!sum || sum->dtype != spec->dtype || !xt_has_shape(sum, spec->shape, spec->ndim))
+        return XT_OK;
     *place = NULL;
     return in_order(ctx, sum, out);
 }
@@ -408,7 +404,7 @@ static enum xt_status first_gradient(struct xt_ctx *ctx, struct xt_tensor *outpu
                            xt_describe(output, text, sizeof text));
         return xt_full(ctx, &spec, output->storage->device, 1.0, out);
     }
-    if (seed->dtype != output->dtype || !same_shape(seed, &spec))
+    if (seed->dtype != output->dtype || !xt_has_shape(seed, spec.shape, spec.ndim))
         return xt_fail(ctx, XT_SHAPE, "the seed is %s, the value is %s",
                        xt_describe(seed, given, sizeof given),
                        xt_describe(output, text, sizeof text));

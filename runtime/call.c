@@ -301,8 +301,7 @@ static bool writes(const struct xt_op *op) {
 /* Two tensors that share bytes without being the same view of them. */
 static bool overlaps(const struct xt_tensor *a, const struct xt_tensor *b) {
     if (a->storage != b->storage) return false;
-    if (a->offset == b->offset && a->ndim == b->ndim &&
-        memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0 &&
+    if (a->offset == b->offset && xt_has_shape(a, b->shape, b->ndim) &&
         memcmp(a->stride, b->stride, (size_t)a->ndim * sizeof *a->stride) == 0)
         return false;
     int64_t end_a = a->offset, end_b = b->offset;

@@ -9,6 +9,8 @@
 #ifndef XT_OP_H
 #define XT_OP_H
 
+#include <string.h>
+
 #include "half.h"
 #include "xtrain.h"
 
@@ -50,6 +52,10 @@ struct xt_tensor {
 
 static inline void *xt_data(const struct xt_tensor *t) {
     return (char *)t->storage->data + (size_t)t->offset * xt_dtype_bytes(t->dtype);
+}
+
+static inline bool xt_has_shape(const struct xt_tensor *t, const int64_t *shape, int ndim) {
+    return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
 /* ---- parameters and attributes -------------------------------------------------------------- */

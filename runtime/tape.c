@@ -301,8 +301,7 @@ enum xt_status xt_set_grad(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_te
     if (!t->leaf) return xt_fail(ctx, XT_ARGUMENT, "grad: the tensor is not a variable");
     const struct xt_spec *want = &t->leaf->spec;
     char given[128], wanted[128];
-    if (grad && (grad->dtype != want->dtype || grad->ndim != want->ndim ||
-                 memcmp(grad->shape, want->shape, (size_t)want->ndim * sizeof *want->shape) != 0))
+    if (grad && (grad->dtype != want->dtype || !xt_has_shape(grad, want->shape, want->ndim)))
         return xt_fail(ctx, XT_SHAPE, "grad: given %s, wanted %s",
                        xt_describe(grad, given, sizeof given),
                        xt_describe_spec(want, wanted, sizeof wanted));

@@ -6,9 +6,6 @@
  */
 #include "../op.h"
 
-#include <inttypes.h>
-#include <string.h>
-
 #define TEXT_BYTES 160
 
 static enum xt_status want_positions(struct xt_ctx *ctx, const char *name,

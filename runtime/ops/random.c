@@ -4,7 +4,6 @@
  */
 #include "../op.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
