@@ -22,20 +22,12 @@ static const struct xt_op *const *const families[] = {
     xt_ops_index,     xt_ops_loss,   xt_ops_attention, xt_ops_mlp,   xt_ops_random, xt_ops_optim,
 };
 
-static bool is_tensor(enum xt_param_kind kind) {
-    return kind == XT_P_TENSOR || kind == XT_P_TENSORS || kind == XT_P_SEED;
-}
-
-static bool is_attr(enum xt_param_kind kind) {
-    return kind != XT_P_TENSOR && kind != XT_P_TENSORS;
-}
-
 static struct xt_slot make_slot(const struct xt_op *op) {
     struct xt_slot slot = {.op = op};
     for (const struct xt_param *p = op->params; p->name; p++) {
         slot.n_params++;
-        slot.n_slots += is_tensor(p->kind);
-        slot.n_attrs += is_attr(p->kind);
+        slot.n_slots += xt_takes_slot(p);
+        slot.n_attrs += xt_takes_attr(p);
         slot.has_list = slot.has_list || p->kind == XT_P_TENSORS;
         slot.has_dims = slot.has_dims || p->kind == XT_P_DIM || p->kind == XT_P_DIMS;
     }
@@ -162,7 +154,7 @@ void xt_args_init(struct xt_args *args, const struct xt_op *op, struct xt_tensor
     args->n_ints = 0;
     int k = 0;
     for (const struct xt_param *p = op->params; p->name; p++) {
-        if (!is_attr(p->kind)) continue;
+        if (!xt_takes_attr(p)) continue;
         union xt_attr *a = &args->attrs[k++];
         a->i = 0;
         if (p->kind == XT_P_REAL)
@@ -187,7 +179,7 @@ uint64_t xt_launch_seed(const struct xt_launch *l, int attr, int input) {
 /* The parameter of input slot i. */
 static const struct xt_param *input_param(const struct xt_op *op, int i) {
     for (const struct xt_param *p = op->params; p->name; p++)
-        if (is_tensor(p->kind) && (i-- == 0 || p->kind == XT_P_TENSORS)) return p;
+        if (xt_takes_slot(p) && (i-- == 0 || p->kind == XT_P_TENSORS)) return p;
     return NULL;
 }
 
@@ -258,7 +250,7 @@ static enum xt_status resolve_dims(struct xt_ctx *ctx, const struct xt_slot *slo
     const struct xt_tensor *x = args->inputs[0];
     int rank = x->ndim + ((op->flags & XT_NEW_DIM) != 0), k = 0;
     for (const struct xt_param *p = op->params; p->name; p++) {
-        if (!is_attr(p->kind)) continue;
+        if (!xt_takes_attr(p)) continue;
         union xt_attr *a = &args->attrs[k++];
         if (p->kind == XT_P_DIM) {
             /* Of a scalar, the only dimension there is to name is the last of none. */

@@ -53,7 +53,7 @@ bool xt_graph_is_hollow(struct xt_ctx *ctx, const struct xt_slot *slot,
 static bool draws(const struct xt_op *op, const struct xt_args *args) {
     int k = 0;
     for (const struct xt_param *p = op->params; p->name; p++) {
-        if (p->kind == XT_P_TENSOR || p->kind == XT_P_TENSORS) continue;
+        if (!xt_takes_attr(p)) continue;
         if (p->kind == XT_P_REAL && (strcmp(p->name, "p") == 0 || strcmp(p->name, "dropout") == 0))
             return args->attrs[k].f != 0;
         k++;
@@ -71,7 +71,7 @@ enum xt_status xt_graph_check(struct xt_ctx *ctx, const struct xt_slot *slot,
                            "%s is a plain number inside a graph and would repeat at every run: "
                            "make it an input, b:input(\"seed\", 0), and mix with xt.seed",
                            p->name);
-        i += p->kind == XT_P_TENSOR || p->kind == XT_P_TENSORS || p->kind == XT_P_SEED;
+        i += xt_takes_slot(p);
     }
     return XT_OK;
 }

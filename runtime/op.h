@@ -91,6 +91,15 @@ struct xt_param {
     const char *choices; /* "a|b|c" for CHOICE */
 };
 
+/* Whether a parameter takes an input slot, or an attribute: a SEED takes both. */
+static inline bool xt_takes_slot(const struct xt_param *p) {
+    return p->kind == XT_P_TENSOR || p->kind == XT_P_TENSORS || p->kind == XT_P_SEED;
+}
+
+static inline bool xt_takes_attr(const struct xt_param *p) {
+    return p->kind != XT_P_TENSOR && p->kind != XT_P_TENSORS;
+}
+
 union xt_attr {
     int64_t i;     /* INT, BOOL, DIM, CHOICE, DTYPE */
     uint64_t seed; /* SEED */

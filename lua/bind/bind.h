@@ -98,7 +98,7 @@ bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,
    use. */
 void xtbind_open_tensor(lua_State *L, struct xtbind *b);
 
-/* op.c */
+/* value.c */
 /* A 64-bit seed: an integer, or a float that is exactly one. */
 uint64_t xtbind_check_seed(lua_State *L, int index, const char *who, const char *what);
 /* An integer, or a float that is exactly one. False: it is neither. */
@@ -106,11 +106,16 @@ bool xtbind_to_int(lua_State *L, int index, int64_t *out);
 const char *xtbind_kind(lua_State *L, int index); /* "a string", "f32 2x3", "the number 0.5" */
 /* "'a', 'b', 'c'", nearest to `given` first, as a string on the stack. */
 const char *xtbind_nearest(lua_State *L, const char *given, const char *const *names, int n);
-
 /* The string key of a table that is nearest to a misspelt name, or NULL when none is near. */
 const char *xtbind_near(lua_State *L, const char *given, int table);
-const char *xtbind_signature(lua_State *L, const struct xt_op *op); /* pushed */
+/* Letters to be changed, put in or taken out to make one word of the other. */
+int xtbind_distance(const char *a, const char *b);
+
+/* op.c */
 void xtbind_open_op(lua_State *L, struct xtbind *b);
+/* signature.c */
+/* "sum(x [, dims] [, {keepdim = false}])", pushed. */
+const char *xtbind_signature(lua_State *L, const struct xt_op *op);
 
 /* machine.c: devices, threads, libraries. */
 void xtbind_open_machine(lua_State *L, struct xtbind *b);

@@ -33,7 +33,7 @@ static void set_names(lua_State *L, const struct xt_op *op, int n) {
     int i = 0;
     lua_createtable(L, n, 0);
     for (const struct xt_param *p = op->params; p->name && i < n; p++) {
-        if (p->kind != XT_P_TENSOR && p->kind != XT_P_TENSORS && p->kind != XT_P_SEED) continue;
+        if (!xt_takes_slot(p)) continue;
         do {
             lua_pushstring(L, p->name);
             lua_rawseti(L, -2, ++i);
