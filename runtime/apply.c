@@ -1,6 +1,5 @@
 /* apply.c: calling ops from C, for backward rules, composed ops and shape rules. */
 #include <assert.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "context.h"

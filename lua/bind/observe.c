@@ -6,7 +6,6 @@
  * grads_out, leaves, from}. Tensors there share the bytes but have no history; places where there
  * is none are empty. What it raises makes the op fail.
  */
-#include <string.h>
 
 #include "bind.h"
 

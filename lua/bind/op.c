@@ -159,7 +159,7 @@ static int unary(lua_State *L) {
     return call_op(L, b, lua_touserdata(L, lua_upvalueindex(2)), 1);
 }
 
-/* ---- all of them ------------------------------------------------------------------------------ */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 /* xt.ops(): all of them, in order of declaration. */
 static int ops(lua_State *L) {

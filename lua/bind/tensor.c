@@ -4,7 +4,6 @@
  * The metatable's index function looks names up in one table: an integer there is a property, any
  * other value a method; every op is a method. Operators are ops called by their rows.
  */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

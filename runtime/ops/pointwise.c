@@ -7,9 +7,7 @@
  */
 #include "../op.h"
 
-#include <assert.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* What a derivative needs kept. */

@@ -7,7 +7,6 @@
 #include "../op.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #define TEXT_BYTES 160
 
