@@ -1,6 +1,5 @@
 /* apply.c: calling ops from C, for backward rules, composed ops and shape rules. */
 #include <assert.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "context.h"
@@ -72,10 +71,6 @@ static enum xt_status with_shape(struct xt_ctx *ctx, const char *name, struct xt
     return xt_call_run(ctx, op, &args, out);
 }
 
-static bool has_shape(const struct xt_tensor *x, const int64_t *shape, int ndim) {
-    return x->ndim == ndim && memcmp(x->shape, shape, (size_t)ndim * sizeof *shape) == 0;
-}
-
 enum xt_status xt_reshape(struct xt_ctx *ctx, struct xt_tensor *x, const int64_t *shape, int ndim,
                           struct xt_tensor **out) {
     return with_shape(ctx, "reshape", x, shape, ndim, out);
@@ -98,7 +93,7 @@ enum xt_status xt_transpose(struct xt_ctx *ctx, struct xt_tensor *x, int d1, int
 
 enum xt_status xt_sum_to(struct xt_ctx *ctx, struct xt_tensor *x, const int64_t *shape, int ndim,
                          struct xt_tensor **out) {
-    if (has_shape(x, shape, ndim)) {
+    if (xt_has_shape(x, shape, ndim)) {
         *out = xt_tensor_retain(x);
         return XT_OK;
     }
@@ -117,7 +112,7 @@ enum xt_status xt_sum_to(struct xt_ctx *ctx, struct xt_tensor *x, const int64_t 
     else
         sum = xt_tensor_retain(x);
     enum xt_status status = XT_OK;
-    if (has_shape(sum, shape, ndim))
+    if (xt_has_shape(sum, shape, ndim))
         *out = xt_tensor_retain(sum);
     else
         status = xt_reshape(ctx, sum, shape, ndim, out);
@@ -192,4 +187,28 @@ enum xt_status xt_want_same_dtype(struct xt_ctx *ctx, const struct xt_op *op, co
 
 void xt_output_like(struct xt_output *output, const struct xt_tensor *t) {
     xt_spec_of(t, &output->spec);
+}
+
+enum xt_status xt_infer_like(struct xt_ctx *ctx, const struct xt_op *op, const struct xt_args *args,
+                             struct xt_output *outputs) {
+    (void)ctx, (void)op;
+    xt_output_like(outputs, args->inputs[0]);
+    return XT_OK;
+}
+
+enum xt_status xt_output_sized(struct xt_ctx *ctx, const struct xt_args *args, int attr,
+                               enum xt_dtype dtype, struct xt_output *output) {
+    int ndim = args->attrs[attr].list.count;
+    const int64_t *shape = args->ints + args->attrs[attr].list.start;
+    if (ndim > XT_MAX_DIMS)
+        return xt_fail(ctx, XT_SHAPE, "shape has %d dimensions, at most %d are possible", ndim,
+                       XT_MAX_DIMS);
+    for (int d = 0; d < ndim; d++)
+        if (shape[d] < 0)
+            return xt_fail(ctx, XT_SHAPE, "size %d of shape is %lld, wanted 0 or more", d + 1,
+                           (long long)shape[d]);
+    output->spec.dtype = dtype;
+    output->spec.ndim = ndim;
+    memcpy(output->spec.shape, shape, (size_t)ndim * sizeof *shape);
+    return XT_OK;
 }

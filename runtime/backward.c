@@ -1,5 +1,5 @@
 /*
- * backward.c: the walk back over the records; the only file that adds gradients.
+ * backward.c: the walk back over the records.
  *
  * The walk is a loop over a list, not a recursion: a chain of any length works with a small stack.
  */
@@ -8,220 +8,6 @@
 #include <string.h>
 
 #include "tape.h"
-
-/* ---- routing gradients ----------------------------------------------------------------------- */
-
-static bool sole_owner(const struct xt_tensor *t) {
-    return t->refs == 1 && t->storage->refs == 1;
-}
-
-static bool same_shape(const struct xt_tensor *t, const struct xt_spec *spec) {
-    return t->ndim == spec->ndim &&
-           memcmp(t->shape, spec->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
-}
-
-/* *sum += g, by reference where there was nothing. Takes g's reference, also on failure. With an
-   observer, who may hold on to what it sees, never in place: what runs then depends on nothing
-   else. */
-static enum xt_status add_into(struct xt_ctx *ctx, struct xt_tensor **sum, struct xt_tensor *g) {
-    if (!*sum) {
-        *sum = g;
-        return XT_OK;
-    }
-    enum xt_status status;
-    if (!ctx->observe && sole_owner(*sum) && xt_is_contiguous(*sum)) {
-        status = xt_apply_name(ctx, "add_", (struct xt_tensor *[]){*sum, g}, 2, NULL);
-    } else {
-        struct xt_tensor *total;
-        status = xt_binary(ctx, "add", *sum, g, &total);
-        if (status == XT_OK) {
-            xt_tensor_release(ctx, *sum);
-            *sum = total;
-        }
-    }
-    xt_tensor_release(ctx, g);
-    return status;
-}
-
-/* g itself, or a copy of it that is contiguous: what is computed is not to depend on how it lies.
-   Takes g's reference, also on failure. */
-static enum xt_status in_order(struct xt_ctx *ctx, struct xt_tensor *g, struct xt_tensor **out) {
-    if (xt_is_contiguous(g)) {
-        *out = g;
-        return XT_OK;
-    }
-    enum xt_status status = xt_unary(ctx, "contiguous", g, out);
-    xt_tensor_release(ctx, g);
-    return status;
-}
-
-/* Whether the maker's rule takes one gradient more of output 0 as it is. */
-static bool takes_apart(struct xt_ctx *ctx, const struct xt_call *maker, int output,
-                        const struct xt_tensor *g) {
-    const struct xt_op *several = maker->slot->op->several;
-    return several && output == 0 && maker->grad_out[0] &&
-           xt_op_has_kernel(ctx, several, g->storage->device, g->dtype);
-}
-
-/* Adds g to the gradients of a record's output. Takes g's reference. */
-static enum xt_status add_to_output(struct xt_ctx *ctx, struct xt_call *maker, int output,
-                                    struct xt_tensor *g) {
-    struct xt_tensor **sum = &maker->grad_out[output];
-    if (takes_apart(ctx, maker, output, g)) {
-        XT_TRY(in_order(ctx, g, &g));
-        int k = 0;
-        while (k < XT_APART - 1 && maker->more[k]) k++;
-        sum = &maker->more[k];
-    }
-    return add_into(ctx, sum, g);
-}
-
-/* grad_out[0] becomes the sum that the rule would have made of it and `more`, for those who look
-   at it. */
-static enum xt_status join_gradients(struct xt_ctx *ctx, struct xt_call *call) {
-    struct xt_tensor *sum, *terms[1 + XT_APART] = {call->grad_out[0]};
-    for (int k = 0; k < XT_APART; k++) terms[1 + k] = call->more[k];
-    XT_TRY(xt_apply_name(ctx, "add_terms", terms, 1 + XT_APART, &sum));
-    xt_drop_tensors(ctx, call->more, XT_APART);
-    xt_tensor_release(ctx, call->grad_out[0]);
-    call->grad_out[0] = sum;
-    return XT_OK;
-}
-
-/* In a graph a gradient starts from nothing: what an earlier backward left is not the graph's. */
-static enum xt_status check_fresh(struct xt_ctx *ctx, const struct xt_leaf *leaf) {
-    if (!ctx->graph || !leaf->grad || leaf->grad->storage->number > xt_graph_first_storage(ctx))
-        return XT_OK;
-    return xt_fail(ctx, XT_STATE,
-                   "a variable has a gradient from before the graph: zero_grad() it first");
-}
-
-/* Adds g to a leaf's gradient. Takes g's reference. */
-static enum xt_status add_to_leaf(struct xt_ctx *ctx, struct xt_leaf *leaf, struct xt_tensor *g) {
-    leaf->touched = ctx->walk->stamp;
-    enum xt_status fresh = check_fresh(ctx, leaf);
-    if (fresh != XT_OK) {
-        xt_tensor_release(ctx, g);
-        return fresh;
-    }
-    if (leaf->grad) {
-        enum xt_status status =
-            xt_apply_name(ctx, "add_", (struct xt_tensor *[]){leaf->grad, g}, 2, NULL);
-        xt_tensor_release(ctx, g);
-        return status;
-    }
-    if (!sole_owner(g) || !xt_is_contiguous(g)) {
-        struct xt_tensor *own;
-        enum xt_status status = xt_unary(ctx, "contiguous", g, &own);
-        xt_tensor_release(ctx, g);
-        if (status != XT_OK) return status;
-        g = own;
-    }
-    leaf->grad = g;
-    return XT_OK;
-}
-
-static int target_of(const struct xt_walk *walk, const struct xt_edge *e) {
-    for (int i = 0; i < walk->n_targets; i++) {
-        const struct xt_tensor *t = walk->targets[i];
-        if (e->leaf ? t->leaf == e->leaf : t->maker == e->maker && t->maker_output == e->output)
-            return i;
-    }
-    return -1;
-}
-
-/* In xt_grad, only what leads to an input asked for is computed: those records carry stamp + 1. */
-static bool edge_wanted(const struct xt_walk *walk, const struct xt_edge *e) {
-    if (!e->wants) return false;
-    if (!walk->as_values) return true;
-    if (target_of(walk, e) >= 0) return true;
-    return e->maker && e->maker->mark == walk->stamp + 1;
-}
-
-/* Hands g (taken) to where input i of the call came from, broadcasting undone and dtype
-   restored. */
-static enum xt_status give(struct xt_ctx *ctx, struct xt_call *call, int i, struct xt_tensor *g) {
-    const struct xt_edge *e = &call->edges[i];
-    const struct xt_spec *spec = &call->in_spec[i];
-    enum xt_dtype dtype = e->leaf ? e->leaf->spec.dtype : spec->dtype;
-    enum xt_status status = XT_OK;
-    struct xt_tensor *next;
-    if (!same_shape(g, spec)) {
-        status = xt_sum_to(ctx, g, spec->shape, spec->ndim, &next);
-        xt_tensor_release(ctx, g);
-        if (status != XT_OK) return status;
-        g = next;
-    }
-    if (g->dtype != dtype) {
-        status = xt_cast(ctx, g, dtype, &next);
-        xt_tensor_release(ctx, g);
-        if (status != XT_OK) return status;
-        g = next;
-    }
-    if (!e->leaf) return add_to_output(ctx, e->maker, e->output, g);
-    if (!ctx->walk->as_values) return add_to_leaf(ctx, e->leaf, g);
-    int target = target_of(ctx->walk, e);
-    if (target >= 0) return add_into(ctx, &ctx->walk->results[target], g);
-    xt_tensor_release(ctx, g);
-    return XT_OK;
-}
-
-enum xt_status xt_grads_target(struct xt_ctx *ctx, struct xt_grads *g, int i,
-                               struct xt_tensor **target, bool *add) {
-    struct xt_leaf *leaf = g->call->edges[i].leaf;
-    *target = NULL;
-    *add = false;
-    if (!leaf || ctx->walk->as_values || !g->wants[i]) return XT_OK;
-    if (leaf->spec.dtype != XT_F32 && leaf->spec.dtype != XT_F64) return XT_OK;
-    if (leaf->grad && !xt_is_contiguous(leaf->grad)) return XT_OK;
-    XT_TRY(check_fresh(ctx, leaf));
-    if (leaf->grad) {
-        *add = true;
-    } else {
-        XT_TRY(xt_tensor_new(ctx, &leaf->spec, leaf->device, &leaf->grad));
-    }
-    leaf->touched = ctx->walk->stamp;
-    *target = leaf->grad;
-    return XT_OK;
-}
-
-enum xt_status xt_grads_take(struct xt_ctx *ctx, struct xt_grads *g, int i,
-                             struct xt_tensor **out) {
-    const struct xt_edge *e = &g->call->edges[i];
-    *out = NULL;
-    if (!g->wants[i] || !e->maker) return XT_OK;
-    struct xt_tensor **place = &e->maker->grad_out[e->output], *sum = *place;
-    const struct xt_spec *spec = &g->in_spec[i];
-    if (!sum || sum->dtype != spec->dtype || !same_shape(sum, spec)) return XT_OK;
-    *place = NULL;
-    return in_order(ctx, sum, out);
-}
-
-bool xt_observed(const struct xt_ctx *ctx) {
-    return ctx->observe != NULL;
-}
-
-void xt_grads_share(struct xt_ctx *ctx, int i, struct xt_tensor *share) {
-    xt_tensor_release(ctx, ctx->walk->share);
-    ctx->walk->share = share;
-    ctx->walk->share_of = i;
-}
-
-const union xt_attr *xt_call_attrs(const struct xt_call *call) {
-    return call->attrs;
-}
-
-const int64_t *xt_call_ints(const struct xt_call *call) {
-    return call->ints;
-}
-
-enum xt_device xt_call_device(const struct xt_call *call) {
-    for (int k = 0; k < call->n_outputs; k++)
-        if (call->grad_out[k]) return call->grad_out[k]->storage->device;
-    for (int i = 0; i < call->n_inputs; i++)
-        if (call->in[i]) return call->in[i]->storage->device;
-    return XT_CPU;
-}
 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
@@ -277,7 +63,7 @@ static void mark_needed(struct xt_walk *walk, struct call_list *list) {
     for (size_t n = list->n; n-- > 0;) {
         struct xt_call *call = list->items[n];
         for (int i = 0; i < call->n_inputs && call->mark == walk->stamp; i++)
-            if (edge_wanted(walk, &call->edges[i])) call->mark = walk->stamp + 1;
+            if (xt_edge_wanted(walk, &call->edges[i])) call->mark = walk->stamp + 1;
     }
 }
 
@@ -325,7 +111,7 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
         grad_in = many;
         wants = (bool *)(grad_in + n);
     }
-    for (size_t i = 0; i < n; i++) wants[i] = edge_wanted(ctx->walk, &call->edges[i]);
+    for (size_t i = 0; i < n; i++) wants[i] = xt_edge_wanted(ctx->walk, &call->edges[i]);
     struct xt_grads g = {
         .call = call,
         .n_inputs = call->n_inputs,
@@ -348,7 +134,7 @@ static enum xt_status step(struct xt_ctx *ctx, struct xt_call *call) {
         struct xt_tensor *gradient = grad_in[i];
         grad_in[i] = NULL;
         if (gradient && wants[i])
-            status = give(ctx, call, i, gradient);
+            status = xt_grads_give(ctx, call, i, gradient);
         else
             xt_tensor_release(ctx, gradient);
     }
@@ -408,7 +194,7 @@ static enum xt_status first_gradient(struct xt_ctx *ctx, struct xt_tensor *outpu
                            xt_describe(output, text, sizeof text));
         return xt_full(ctx, &spec, output->storage->device, 1.0, out);
     }
-    if (seed->dtype != output->dtype || !same_shape(seed, &spec))
+    if (seed->dtype != output->dtype || !xt_has_shape(seed, spec.shape, spec.ndim))
         return xt_fail(ctx, XT_SHAPE, "the seed is %s, the value is %s",
                        xt_describe(seed, given, sizeof given),
                        xt_describe(output, text, sizeof text));
@@ -443,7 +229,7 @@ static enum xt_status walk_back(struct xt_ctx *ctx, struct xt_tensor *output,
                 if (status != XT_OK) goto done;
                 g = next;
             }
-            status = add_to_leaf(ctx, whole.leaf, g);
+            status = xt_grads_add_to_leaf(ctx, whole.leaf, g);
         }
         goto done;
     }
@@ -455,7 +241,7 @@ static enum xt_status walk_back(struct xt_ctx *ctx, struct xt_tensor *output,
         struct xt_call *call = list.items[n];
         bool needed = !ctx->walk->as_values || call->mark == ctx->walk->stamp + 1;
         if (call->more[0] && (ctx->walk->as_values || ctx->observe))
-            status = join_gradients(ctx, call);
+            status = xt_grads_join(ctx, call);
         if (status != XT_OK) break;
         if (ctx->walk->as_values) take_results(ctx->walk, call);
         if (needed && has_gradient(call)) status = step(ctx, call);

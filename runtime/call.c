@@ -13,28 +13,21 @@
 
 /* ---- registered ops -------------------------------------------------------------------------- */
 
-extern xt_op_list xt_ops_pointwise, xt_ops_shape, xt_ops_reduce, xt_ops_linalg, xt_ops_norm,
-    xt_ops_index, xt_ops_loss, xt_ops_attention, xt_ops_mlp, xt_ops_random, xt_ops_optim;
+extern xt_op_list xt_ops_pointwise, xt_ops_reduce, xt_ops_view, xt_ops_shape, xt_ops_linalg,
+    xt_ops_norm, xt_ops_index, xt_ops_loss, xt_ops_attention, xt_ops_mlp, xt_ops_random,
+    xt_ops_optim;
 
 static const struct xt_op *const *const families[] = {
-    xt_ops_pointwise, xt_ops_reduce,    xt_ops_shape, xt_ops_linalg, xt_ops_norm,  xt_ops_index,
-    xt_ops_loss,      xt_ops_attention, xt_ops_mlp,   xt_ops_random, xt_ops_optim,
+    xt_ops_pointwise, xt_ops_reduce, xt_ops_view,      xt_ops_shape, xt_ops_linalg, xt_ops_norm,
+    xt_ops_index,     xt_ops_loss,   xt_ops_attention, xt_ops_mlp,   xt_ops_random, xt_ops_optim,
 };
-
-static bool is_tensor(enum xt_param_kind kind) {
-    return kind == XT_P_TENSOR || kind == XT_P_TENSORS || kind == XT_P_SEED;
-}
-
-static bool is_attr(enum xt_param_kind kind) {
-    return kind != XT_P_TENSOR && kind != XT_P_TENSORS;
-}
 
 static struct xt_slot make_slot(const struct xt_op *op) {
     struct xt_slot slot = {.op = op};
     for (const struct xt_param *p = op->params; p->name; p++) {
         slot.n_params++;
-        slot.n_slots += is_tensor(p->kind);
-        slot.n_attrs += is_attr(p->kind);
+        slot.n_slots += xt_takes_slot(p);
+        slot.n_attrs += xt_takes_attr(p);
         slot.has_list = slot.has_list || p->kind == XT_P_TENSORS;
         slot.has_dims = slot.has_dims || p->kind == XT_P_DIM || p->kind == XT_P_DIMS;
     }
@@ -161,7 +154,7 @@ void xt_args_init(struct xt_args *args, const struct xt_op *op, struct xt_tensor
     args->n_ints = 0;
     int k = 0;
     for (const struct xt_param *p = op->params; p->name; p++) {
-        if (!is_attr(p->kind)) continue;
+        if (!xt_takes_attr(p)) continue;
         union xt_attr *a = &args->attrs[k++];
         a->i = 0;
         if (p->kind == XT_P_REAL)
@@ -186,7 +179,7 @@ uint64_t xt_launch_seed(const struct xt_launch *l, int attr, int input) {
 /* The parameter of input slot i. */
 static const struct xt_param *input_param(const struct xt_op *op, int i) {
     for (const struct xt_param *p = op->params; p->name; p++)
-        if (is_tensor(p->kind) && (i-- == 0 || p->kind == XT_P_TENSORS)) return p;
+        if (xt_takes_slot(p) && (i-- == 0 || p->kind == XT_P_TENSORS)) return p;
     return NULL;
 }
 
@@ -257,7 +250,7 @@ static enum xt_status resolve_dims(struct xt_ctx *ctx, const struct xt_slot *slo
     const struct xt_tensor *x = args->inputs[0];
     int rank = x->ndim + ((op->flags & XT_NEW_DIM) != 0), k = 0;
     for (const struct xt_param *p = op->params; p->name; p++) {
-        if (!is_attr(p->kind)) continue;
+        if (!xt_takes_attr(p)) continue;
         union xt_attr *a = &args->attrs[k++];
         if (p->kind == XT_P_DIM) {
             /* Of a scalar, the only dimension there is to name is the last of none. */
@@ -300,8 +293,7 @@ static bool writes(const struct xt_op *op) {
 /* Two tensors that share bytes without being the same view of them. */
 static bool overlaps(const struct xt_tensor *a, const struct xt_tensor *b) {
     if (a->storage != b->storage) return false;
-    if (a->offset == b->offset && a->ndim == b->ndim &&
-        memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0 &&
+    if (a->offset == b->offset && xt_has_shape(a, b->shape, b->ndim) &&
         memcmp(a->stride, b->stride, (size_t)a->ndim * sizeof *a->stride) == 0)
         return false;
     int64_t end_a = a->offset, end_b = b->offset;

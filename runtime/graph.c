@@ -1,12 +1,11 @@
 /*
- * graph.c: recording a graph: the hooks of the launch point, inputs, exports, state.
+ * graph.c: recording a graph: the hooks of the launch point, inputs, exports, names of the state.
  *
  * A call that depends on an input or on the state is recorded with hollow outputs: their shapes are
  * known, their bytes do not exist. So recording costs no memory, changes no parameter, and cannot
  * be confused by the value of a default. All other calls run, and their results may be read.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "graph.h"
@@ -22,164 +21,6 @@ enum xt_status xt_graph_grow(struct xt_ctx *ctx, void *items, int n, int *cap, s
     xt_host_free(ctx, *list, (size_t)*cap * size);
     *list = bigger;
     *cap = more;
-    return XT_OK;
-}
-
-/* ---- values ---------------------------------------------------------------------------------- */
-
-static int place_of(const struct xt_graph *g, int64_t storage) {
-    return (int)((uint64_t)storage * 0x9E3779B97F4A7C15u >> 33) & (g->cap_table - 1);
-}
-
-static bool same_place(const struct xt_graph_value *v, const struct xt_tensor *t) {
-    if (v->absolute != t->offset || v->dtype != t->dtype || v->ndim != t->ndim) return false;
-    for (int d = 0; d < t->ndim; d++)
-        if (v->shape[d] != t->shape[d] || (v->shape[d] > 1 && v->stride[d] != t->stride[d]))
-            return false;
-    return true;
-}
-
-/* The value that t is, or -1. */
-static int find(const struct xt_graph *g, const struct xt_tensor *t) {
-    if (!g->cap_table) return -1;
-    for (int v = g->table[place_of(g, t->storage->number)]; v >= 0; v = g->values[v].next)
-        if (g->roots[g->values[v].root].storage == t->storage->number &&
-            same_place(&g->values[v], t))
-            return v;
-    return -1;
-}
-
-static enum xt_status grow_table(struct xt_ctx *ctx, struct xt_graph *g) {
-    if (g->n_values < g->cap_table) return XT_OK;
-    int cap = g->cap_table ? 2 * g->cap_table : 256;
-    int *table = xt_host_alloc(ctx, (size_t)cap * sizeof *table);
-    if (!table) return XT_MEMORY;
-    xt_host_free(ctx, g->table, (size_t)g->cap_table * sizeof *table);
-    g->table = table;
-    g->cap_table = cap;
-    for (int i = 0; i < cap; i++) table[i] = -1;
-    for (int v = 0; v < g->n_values; v++) {
-        int place = place_of(g, g->roots[g->values[v].root].storage);
-        g->values[v].next = table[place];
-        table[place] = v;
-    }
-    return XT_OK;
-}
-
-static enum xt_status add_value(struct xt_ctx *ctx, struct xt_graph *g, int root,
-                                const struct xt_tensor *t, int *out) {
-    XT_TRY(grow_table(ctx, g));
-    XT_TRY(xt_graph_grow(ctx, &g->values, g->n_values, &g->cap_values, sizeof *g->values));
-    struct xt_graph_value *v = &g->values[g->n_values];
-    int place = place_of(g, t->storage->number);
-    *v = (struct xt_graph_value){.root = root,
-                                 .next = g->table[place],
-                                 .offset = t->offset - g->roots[root].base,
-                                 .absolute = t->offset,
-                                 .dtype = t->dtype,
-                                 .ndim = t->ndim};
-    memcpy(v->shape, t->shape, sizeof v->shape);
-    memcpy(v->stride, t->stride, sizeof v->stride);
-    g->table[place] = g->n_values;
-    *out = g->n_values++;
-    return XT_OK;
-}
-
-/* A root that begins where t does. */
-static enum xt_status add_root(struct xt_ctx *ctx, struct xt_graph *g, enum xt_root_kind kind,
-                               const struct xt_tensor *t, int *out) {
-    XT_TRY(xt_graph_grow(ctx, &g->roots, g->n_roots, &g->cap_roots, sizeof *g->roots));
-    g->roots[g->n_roots] = (struct xt_graph_root){.kind = kind,
-                                                  .device = t->storage->device,
-                                                  .bytes = xt_nbytes(t),
-                                                  .storage = t->storage->number,
-                                                  .base = t->offset,
-                                                  .index = -1,
-                                                  .input = -1};
-    *out = g->n_roots++;
-    return XT_OK;
-}
-
-static enum xt_status make_state(struct xt_ctx *ctx, struct xt_graph *g,
-                                 struct xt_graph_root *root) {
-    char name[32];
-    root->kind = XT_ROOT_STATE;
-    root->varies = true;
-    root->index = g->n_states++;
-    if (root->name) return XT_OK;
-    snprintf(name, sizeof name, "state.%d", g->n_states);
-    root->name = xt_intern(ctx, name);
-    return root->name ? XT_OK : XT_MEMORY;
-}
-
-/* What a graph meets first here: a variable, a constant, memory to be written. */
-static enum xt_status add_outside(struct xt_ctx *ctx, struct xt_graph *g, struct xt_tensor *t,
-                                  bool written, int *out) {
-    char text[128];
-    struct xt_storage *s = t->storage;
-    int r;
-    if (s->hollow)
-        return xt_fail(ctx, XT_STATE, "%s is a value of another graph",
-                       xt_describe(t, text, sizeof text));
-    if (t->leaf && t->dtype != t->leaf->spec.dtype && !g->frozen)
-        return xt_fail(ctx, XT_STATE,
-                       "the compute copy (%s) of a variable was made outside the graph: call "
-                       "w:to(dtype) inside",
-                       xt_describe(t, text, sizeof text));
-    bool fresh = s->number > g->first_storage;
-    if (!t->leaf && fresh && !s->loaded && !g->frozen) { /* memory that a call will fill */
-        XT_TRY(add_root(ctx, g, XT_ROOT_TEMP, t, &r));
-        g->roots[r].base = 0;
-        g->roots[r].bytes = s->bytes;
-        return add_value(ctx, g, r, t, out);
-    }
-    if (written && !t->leaf && fresh)
-        return xt_fail(ctx, XT_STATE,
-                       "a constant (%s) of a graph is written in place: write to its clone()",
-                       xt_describe(t, text, sizeof text));
-    XT_TRY(add_root(ctx, g, XT_ROOT_CONST, t, &r));
-    struct xt_graph_root *root = &g->roots[r];
-    root->version = s->version;
-    XT_TRY(xt_tensor_alias(ctx, t, &root->tensor));
-    if (written && g->frozen)
-        return xt_fail(ctx, XT_STATE, "a frozen graph writes to %s, which was made outside of it",
-                       xt_describe(t, text, sizeof text));
-    if (g->frozen) return add_value(ctx, g, r, t, out);
-    if (t->leaf) {
-        root->leaf = t->leaf;
-        root->leaf->refs++;
-    }
-    if (t->leaf || written) XT_TRY(make_state(ctx, g, root));
-    return add_value(ctx, g, r, t, out);
-}
-
-static enum xt_status value_of(struct xt_ctx *ctx, struct xt_graph *g, struct xt_tensor *t,
-                               bool written, int *out) {
-    char text[128];
-    int v = find(g, t);
-    if (v < 0) XT_TRY(add_outside(ctx, g, t, written, &v));
-    struct xt_graph_root *root = &g->roots[g->values[v].root];
-    if (written && root->kind == XT_ROOT_INPUT && !root->lent)
-        return xt_fail(ctx, XT_STATE, "input '%s' is written in place: write to its clone()",
-                       root->name);
-    if (written && root->kind == XT_ROOT_CONST) {
-        if (g->frozen || t->storage->number > g->first_storage)
-            return xt_fail(ctx, XT_STATE,
-                           "a constant (%s) of a graph is written in place: write to its clone()",
-                           xt_describe(t, text, sizeof text));
-        XT_TRY(make_state(ctx, g, root));
-    }
-    root->used = true;
-    root->writes += written;
-    *out = v;
-    return XT_OK;
-}
-
-enum xt_status xt_graph_value_of(struct xt_ctx *ctx, struct xt_graph *g, const struct xt_tensor *t,
-                                 int *out) {
-    int v = find(g, t);
-    if (v < 0) XT_TRY(add_outside(ctx, g, (struct xt_tensor *)(uintptr_t)t, false, &v));
-    *out = v;
     return XT_OK;
 }
 
@@ -200,7 +41,7 @@ bool xt_graph_is_hollow(struct xt_ctx *ctx, const struct xt_slot *slot,
         const struct xt_tensor *t = args->inputs[i];
         if (!t) continue;
         if (t->storage->hollow || (t->leaf && !g->frozen)) return true;
-        int v = find(g, t);
+        int v = xt_graph_find(g, t);
         if (v >= 0 && g->roots[g->values[v].root].varies) return true;
         if (xt_slot_writes(slot, i) && t->storage->number <= g->first_storage && !g->frozen)
             return true;
@@ -212,7 +53,7 @@ bool xt_graph_is_hollow(struct xt_ctx *ctx, const struct xt_slot *slot,
 static bool draws(const struct xt_op *op, const struct xt_args *args) {
     int k = 0;
     for (const struct xt_param *p = op->params; p->name; p++) {
-        if (p->kind == XT_P_TENSOR || p->kind == XT_P_TENSORS) continue;
+        if (!xt_takes_attr(p)) continue;
         if (p->kind == XT_P_REAL && (strcmp(p->name, "p") == 0 || strcmp(p->name, "dropout") == 0))
             return args->attrs[k].f != 0;
         k++;
@@ -230,7 +71,7 @@ enum xt_status xt_graph_check(struct xt_ctx *ctx, const struct xt_slot *slot,
                            "%s is a plain number inside a graph and would repeat at every run: "
                            "make it an input, b:input(\"seed\", 0), and mix with xt.seed",
                            p->name);
-        i += p->kind == XT_P_TENSOR || p->kind == XT_P_TENSORS || p->kind == XT_P_SEED;
+        i += xt_takes_slot(p);
     }
     return XT_OK;
 }
@@ -257,7 +98,7 @@ enum xt_status xt_graph_add(struct xt_ctx *ctx, struct xt_call *call,
     for (int i = 0; i < n_in; i++) {
         values[i] = -1;
         if (!inputs[i]) continue;
-        XT_GO(value_of(ctx, g, inputs[i], xt_slot_writes(call->slot, i), &values[i]));
+        XT_GO(xt_graph_use(ctx, g, inputs[i], xt_slot_writes(call->slot, i), &values[i]));
         const struct xt_graph_root *root = &g->roots[g->values[values[i]].root];
         varies = varies || root->varies;
         if (input < 0) input = root->input;
@@ -271,16 +112,16 @@ enum xt_status xt_graph_add(struct xt_ctx *ctx, struct xt_call *call,
     for (int k = 0; k < call->n_outputs; k++) {
         values[n_in + k] = -1;
         if (!outputs[k]) continue;
-        int r, v = find(g, outputs[k]);
+        int r, v = xt_graph_find(g, outputs[k]);
         if (v < 0) {
             if (call->slot->op->flags & XT_VIEW) {
                 r = g->values[values[0]].root;
             } else {
-                XT_GO(add_root(ctx, g, XT_ROOT_TEMP, outputs[k], &r));
+                XT_GO(xt_graph_add_root(ctx, g, XT_ROOT_TEMP, outputs[k], &r));
                 g->roots[r].varies = varies;
                 g->roots[r].input = input;
             }
-            XT_GO(add_value(ctx, g, r, outputs[k], &v));
+            XT_GO(xt_graph_add_value(ctx, g, r, outputs[k], &v));
         }
         values[n_in + k] = v;
     }
@@ -310,7 +151,7 @@ enum xt_status xt_graph_check_read(struct xt_ctx *ctx, const struct xt_tensor *t
     if (!g && !t->storage->hollow) return XT_OK;
     if (!g)
         return xt_fail(ctx, XT_STATE, "a value of a recorded graph has no bytes outside of a run");
-    int v = find(g, t);
+    int v = xt_graph_find(g, t);
     const struct xt_graph_root *root = v < 0 ? NULL : &g->roots[g->values[v].root];
     if (!t->storage->hollow &&
         !(root && root->varies && (root->writes || root->kind == XT_ROOT_TEMP)))
@@ -370,7 +211,7 @@ enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char
     ctx->graph = g;
     if (status != XT_OK) goto done;
     XT_GO(xt_tensor_hollow(ctx, &spec, value->storage->device, &box));
-    XT_GO(add_root(ctx, g, XT_ROOT_INPUT, box, &r));
+    XT_GO(xt_graph_add_root(ctx, g, XT_ROOT_INPUT, box, &r));
     struct xt_graph_root *root = &g->roots[r];
     root->name = xt_intern(ctx, name);
     root->varies = true;
@@ -382,7 +223,7 @@ enum xt_status xt_graph_input(struct xt_ctx *ctx, struct xt_graph *g, const char
     root->where = xt_here(ctx);
     root->index = g->n_inputs++;
     own = NULL;
-    XT_GO(root->name ? add_value(ctx, g, r, box, &v) : XT_MEMORY);
+    XT_GO(root->name ? xt_graph_add_value(ctx, g, r, box, &v) : XT_MEMORY);
     *out = box;
     return XT_OK;
 done:
@@ -432,11 +273,11 @@ done:
 
 enum xt_status xt_graph_name(struct xt_ctx *ctx, struct xt_graph *g, const char *name,
                              struct xt_tensor *t) {
-    int v = find(g, t);
+    int v = xt_graph_find(g, t);
     if (g->frozen) return XT_OK;
     if (v < 0) {
         if (t->storage->number > g->first_storage && !t->leaf) return XT_OK;
-        XT_TRY(add_outside(ctx, g, t, true, &v));
+        XT_TRY(xt_graph_meet(ctx, g, t, true, &v));
     }
     struct xt_graph_root *root = &g->roots[g->values[v].root];
     if (root->kind != XT_ROOT_STATE && root->kind != XT_ROOT_CONST) return XT_OK;
@@ -453,7 +294,7 @@ enum xt_status xt_graph_name(struct xt_ctx *ctx, struct xt_graph *g, const char 
         }
     root->name = xt_intern(ctx, longer);
     if (!root->name) return XT_MEMORY;
-    return root->kind == XT_ROOT_STATE ? XT_OK : make_state(ctx, g, root);
+    return root->kind == XT_ROOT_STATE ? XT_OK : xt_graph_make_state(ctx, g, root);
 }
 
 /* ---- beginning and end ----------------------------------------------------------------------- */
@@ -518,167 +359,4 @@ void xt_graph_release(struct xt_ctx *ctx, struct xt_graph *g) {
     xt_host_free(ctx, g->exports, (size_t)g->cap_exports * sizeof *g->exports);
     xt_host_free(ctx, g->table, (size_t)g->cap_table * sizeof *g->table);
     xt_host_free(ctx, g, sizeof *g);
-}
-
-/* ---- looking, and files ---------------------------------------------------------------------- */
-
-void xt_graph_call_of(const struct xt_graph *g, int node, struct xt_graph_call *out) {
-    const struct xt_call *call = g->nodes[node].call;
-    *out = (struct xt_graph_call){.op = call->slot->op,
-                                  .where = call->where,
-                                  .n_inputs = call->n_inputs,
-                                  .n_outputs = call->n_outputs,
-                                  .n_attrs = call->slot->n_attrs,
-                                  .n_ints = call->n_ints,
-                                  .attrs = call->attrs,
-                                  .ints = call->ints,
-                                  .updates = xt_graph_node_updates(g, &g->nodes[node])};
-}
-
-enum xt_status xt_graph_blank(struct xt_ctx *ctx, struct xt_graph **out) {
-    struct xt_graph *g = xt_host_alloc(ctx, sizeof *g);
-    if (!g) return XT_MEMORY;
-    g->ctx = ctx;
-    *out = g;
-    return XT_OK;
-}
-
-enum xt_status xt_graph_load_root(struct xt_ctx *ctx, struct xt_graph *g,
-                                  const struct xt_graph_root *root) {
-    bool bound = root->kind != XT_ROOT_TEMP;
-    if (root->kind > XT_ROOT_TEMP || bound != (root->tensor != NULL))
-        return xt_fail(ctx, XT_FORMAT, "root %d has no bytes", g->n_roots + 1);
-    XT_TRY(xt_graph_grow(ctx, &g->roots, g->n_roots, &g->cap_roots, sizeof *g->roots));
-    struct xt_graph_root *own = &g->roots[g->n_roots];
-    *own = *root;
-    own->leaf = NULL;
-    own->index = -1;
-    if (root->kind == XT_ROOT_INPUT) own->index = g->n_inputs++;
-    if (root->kind == XT_ROOT_STATE) own->index = g->n_states++;
-    if (bound) own->version = root->tensor->storage->version;
-    xt_tensor_retain(own->tensor);
-    g->n_roots++;
-    return XT_OK;
-}
-
-/* Whether a value stays inside its root. */
-static bool fits_root(const struct xt_graph *g, const struct xt_graph_value *v) {
-    if (v->root < 0 || v->root >= g->n_roots || v->ndim < 0 || v->ndim > XT_MAX_DIMS) return false;
-    if (v->dtype >= XT_DTYPE_COUNT || v->offset < 0) return false;
-    int64_t last = v->offset, room = (int64_t)(g->roots[v->root].bytes / xt_dtype_bytes(v->dtype));
-    for (int d = 0; d < v->ndim; d++) {
-        int64_t reach;
-        if (v->shape[d] < 0 || v->stride[d] < 0) return false;
-        if (v->shape[d] == 0) return true;
-        if (__builtin_mul_overflow(v->shape[d] - 1, v->stride[d], &reach) ||
-            __builtin_add_overflow(last, reach, &last))
-            return false;
-    }
-    return last < room;
-}
-
-enum xt_status xt_graph_load_value(struct xt_ctx *ctx, struct xt_graph *g,
-                                   const struct xt_graph_value *value) {
-    if (!fits_root(g, value))
-        return xt_fail(ctx, XT_FORMAT, "value %d lies outside its bytes", g->n_values + 1);
-    XT_TRY(xt_graph_grow(ctx, &g->values, g->n_values, &g->cap_values, sizeof *g->values));
-    g->values[g->n_values] = *value;
-    g->values[g->n_values++].next = -1;
-    return XT_OK;
-}
-
-static struct xt_tensor view_of(const struct xt_graph_value *v, struct xt_storage *storage) {
-    struct xt_tensor t = {.refs = 1, .ndim = v->ndim, .dtype = v->dtype, .storage = storage};
-    memcpy(t.shape, v->shape, sizeof t.shape);
-    memcpy(t.stride, v->stride, sizeof t.stride);
-    return t;
-}
-
-/* The record's shape rule must give the outputs that the file says it has. */
-static enum xt_status check_node(struct xt_ctx *ctx, const struct xt_graph *g,
-                                 const struct xt_slot *slot, const struct xt_graph_call *call,
-                                 const int *values) {
-    struct xt_output outputs[XT_MAX_OUTPUTS];
-    struct xt_storage storage = {.refs = 1, .hollow = true};
-    struct xt_args args = {.n_inputs = call->n_inputs, .n_ints = call->n_ints};
-    size_t room = (size_t)call->n_inputs + 1;
-    struct xt_tensor *views = xt_host_alloc(ctx, room * sizeof *views);
-    struct xt_tensor **in = xt_host_alloc(ctx, room * sizeof *in);
-    enum xt_status status = views && in ? XT_OK : XT_MEMORY;
-    if (status != XT_OK) goto done;
-    for (int i = 0; i < call->n_inputs; i++) {
-        if (values[i] < 0) continue;
-        views[i] = view_of(&g->values[values[i]], &storage);
-        in[i] = &views[i];
-    }
-    args.inputs = in;
-    memcpy(args.attrs, call->attrs, (size_t)call->n_attrs * sizeof *call->attrs);
-    memcpy(args.ints, call->ints, (size_t)call->n_ints * sizeof *call->ints);
-    if (slot->op->flags & XT_VIEW) goto done; /* never launched; its value has been checked */
-    XT_GO(slot->op->infer(ctx, slot->op, &args, outputs));
-    for (int k = 0; k < call->n_outputs; k++) {
-        int v = values[call->n_inputs + k];
-        if (v < 0) continue;
-        const struct xt_graph_value *value = &g->values[v];
-        const struct xt_spec *spec = &outputs[k].spec;
-        if (value->dtype != spec->dtype || value->ndim != spec->ndim ||
-            memcmp(value->shape, spec->shape, (size_t)spec->ndim * sizeof *spec->shape) != 0)
-            status = xt_fail(ctx, XT_FORMAT, "the outputs of %s have other shapes", slot->op->name);
-    }
-done:
-    xt_host_free(ctx, views, room * sizeof *views);
-    xt_host_free(ctx, in, room * sizeof *in);
-    return status;
-}
-
-enum xt_status xt_graph_load_node(struct xt_ctx *ctx, struct xt_graph *g,
-                                  const struct xt_graph_call *call, const int *values, bool hidden,
-                                  int update) {
-    const struct xt_slot *slot = xt_slot_find(ctx, call->op);
-    int n = call->n_inputs + call->n_outputs;
-    bool fine = call->n_outputs == call->op->n_outputs && call->n_attrs == slot->n_attrs &&
-                call->n_ints <= XT_MAX_INTS && call->n_inputs >= slot->n_slots - slot->has_list &&
-                (slot->has_list || call->n_inputs == slot->n_slots) &&
-                !(call->op->flags & XT_COMPOSED);
-    for (int i = 0; i < n; i++) fine = fine && values[i] >= -1 && values[i] < g->n_values;
-    if (!fine) return xt_fail(ctx, XT_FORMAT, "the record of %s is malformed", call->op->name);
-    XT_TRY(check_node(ctx, g, slot, call, values));
-    XT_TRY(xt_graph_grow(ctx, &g->nodes, g->n_nodes, &g->cap_nodes, sizeof *g->nodes));
-    struct xt_graph_node node = {.hidden = hidden, .update = update};
-    size_t bytes = (size_t)(n ? n : 1) * sizeof(int);
-    node.values = xt_host_alloc(ctx, bytes);
-    if (!node.values) return XT_MEMORY;
-    enum xt_status status = xt_record_blank(ctx, slot, call->n_inputs, call->n_ints, &node.call);
-    if (status != XT_OK) {
-        xt_host_free(ctx, node.values, bytes);
-        return status;
-    }
-    memcpy(node.values, values, (size_t)n * sizeof *values);
-    memcpy(node.call->attrs, call->attrs, (size_t)call->n_attrs * sizeof *call->attrs);
-    memcpy(node.call->ints, call->ints, (size_t)call->n_ints * sizeof *call->ints);
-    node.call->wants = hidden;
-    node.call->where = call->where;
-    g->nodes[g->n_nodes++] = node;
-    return XT_OK;
-}
-
-enum xt_status xt_graph_load_export(struct xt_ctx *ctx, struct xt_graph *g,
-                                    const struct xt_graph_export *export) {
-    for (int i = 0; i < export->n; i++)
-        if (export->values[i] < 0 || export->values[i] >= g->n_values)
-            return xt_fail(ctx, XT_FORMAT, "export '%s' names no value", export->name);
-    XT_TRY(xt_graph_grow(ctx, &g->exports, g->n_exports, &g->cap_exports, sizeof *g->exports));
-    struct xt_graph_export own = *export;
-    size_t room = (size_t)(own.n ? own.n : 1);
-    own.names = xt_host_alloc(ctx, room * sizeof *own.names);
-    own.values = xt_host_alloc(ctx, room * sizeof *own.values);
-    if (!own.names || !own.values) {
-        xt_host_free(ctx, own.names, room * sizeof *own.names);
-        xt_host_free(ctx, own.values, room * sizeof *own.values);
-        return XT_MEMORY;
-    }
-    memcpy(own.names, export->names, (size_t)own.n * sizeof *own.names);
-    memcpy(own.values, export->values, (size_t)own.n * sizeof *own.values);
-    g->exports[g->n_exports++] = own;
-    return XT_OK;
 }

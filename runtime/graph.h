@@ -99,13 +99,39 @@ struct xt_plan_memory {
     int calls, elided, views; /* launched; left out as x * 1; never launched */
 };
 
+static inline const struct xt_graph_value *xt_graph_value_at(const struct xt_graph *g, int v) {
+    return &g->values[v];
+}
+
 /* graph.c */
-enum xt_status xt_graph_value_of(struct xt_ctx *ctx, struct xt_graph *g, const struct xt_tensor *t,
-                                 int *out);
 bool xt_graph_node_updates(const struct xt_graph *g, const struct xt_graph_node *node);
 /* Room for one more of an array that doubles. */
 enum xt_status xt_graph_grow(struct xt_ctx *ctx, void *items, int n, int *cap, size_t size);
 
+/* graph_values.c */
+/* The value that t is, met here when the graph does not know it. */
+enum xt_status xt_graph_value_of(struct xt_ctx *ctx, struct xt_graph *g, const struct xt_tensor *t,
+                                 int *out);
+/* The value that t is, or -1. */
+int xt_graph_find(const struct xt_graph *g, const struct xt_tensor *t);
+/* For recording. The value that a call reads or, `written`, writes in place: refused where a run
+   could not do it. */
+enum xt_status xt_graph_use(struct xt_ctx *ctx, struct xt_graph *g, struct xt_tensor *t,
+                            bool written, int *out);
+/* A tensor that the graph sees for the first time: a variable, a constant, memory to be written. */
+enum xt_status xt_graph_meet(struct xt_ctx *ctx, struct xt_graph *g, struct xt_tensor *t,
+                             bool written, int *out);
+/* A root that begins where t does, without a value yet. */
+enum xt_status xt_graph_add_root(struct xt_ctx *ctx, struct xt_graph *g, enum xt_root_kind kind,
+                                 const struct xt_tensor *t, int *out);
+/* t as a view of a root. */
+enum xt_status xt_graph_add_value(struct xt_ctx *ctx, struct xt_graph *g, int root,
+                                  const struct xt_tensor *t, int *out);
+/* A root becomes state, with a number for a name where it has none. */
+enum xt_status xt_graph_make_state(struct xt_ctx *ctx, struct xt_graph *g,
+                                   struct xt_graph_root *root);
+
+/* graph_load.c */
 /* What a node's record says, for inspection and files. */
 struct xt_graph_call {
     const struct xt_op *op;
@@ -129,7 +155,7 @@ enum xt_status xt_graph_load_node(struct xt_ctx *ctx, struct xt_graph *g,
 enum xt_status xt_graph_load_export(struct xt_ctx *ctx, struct xt_graph *g,
                                     const struct xt_graph_export *export);
 
-/* plan.c */
+/* plan.c; what it is made of is in plan.h */
 enum xt_status xt_plan_get(struct xt_ctx *ctx, struct xt_graph *g, int e, const bool *fed,
                            struct xt_plan **out);
 void xt_plan_memory(const struct xt_plan *plan, struct xt_plan_memory *out);

@@ -127,3 +127,7 @@ enum xt_status xt_observe_end(struct xt_ctx *ctx, bool as_values) {
 struct xt_tensor *xt_leaf_grad(const void *leaf) {
     return ((const struct xt_leaf *)leaf)->grad;
 }
+
+bool xt_observed(const struct xt_ctx *ctx) {
+    return ctx->observe != NULL;
+}

@@ -9,6 +9,8 @@
 #ifndef XT_OP_H
 #define XT_OP_H
 
+#include <string.h>
+
 #include "half.h"
 #include "xtrain.h"
 
@@ -52,6 +54,10 @@ static inline void *xt_data(const struct xt_tensor *t) {
     return (char *)t->storage->data + (size_t)t->offset * xt_dtype_bytes(t->dtype);
 }
 
+static inline bool xt_has_shape(const struct xt_tensor *t, const int64_t *shape, int ndim) {
+    return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
+}
+
 /* ---- parameters and attributes -------------------------------------------------------------- */
 
 /*
@@ -84,6 +90,15 @@ struct xt_param {
     double fallback;     /* default of INT, REAL, BOOL, DIM, CHOICE (its index), DTYPE */
     const char *choices; /* "a|b|c" for CHOICE */
 };
+
+/* Whether a parameter takes an input slot, or an attribute: a SEED takes both. */
+static inline bool xt_takes_slot(const struct xt_param *p) {
+    return p->kind == XT_P_TENSOR || p->kind == XT_P_TENSORS || p->kind == XT_P_SEED;
+}
+
+static inline bool xt_takes_attr(const struct xt_param *p) {
+    return p->kind != XT_P_TENSOR && p->kind != XT_P_TENSORS;
+}
 
 union xt_attr {
     int64_t i;     /* INT, BOOL, DIM, CHOICE, DTYPE */
@@ -432,6 +447,12 @@ enum xt_status xt_want_same_dtype(struct xt_ctx *ctx, const struct xt_op *op, co
                                   const struct xt_tensor *b);
 /* output = the spec of t, contiguous. */
 void xt_output_like(struct xt_output *output, const struct xt_tensor *t);
+/* The shape rule of an op whose output is like its first input. */
+xt_infer_fn xt_infer_like;
+/* output = of dtype, contiguous, of the sizes that the SHAPE in attribute `attr` lists. XT_SHAPE
+   unless each is 0 or more and they are not too many. */
+enum xt_status xt_output_sized(struct xt_ctx *ctx, const struct xt_args *args, int attr,
+                               enum xt_dtype dtype, struct xt_output *output);
 
 /* Returns on failure. Only while nothing is owned; once something is, `goto done`. */
 #define XT_TRY(expression)                                                                         \

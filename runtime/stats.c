@@ -1,6 +1,7 @@
 /*
  * stats.c: what a person wants to know of a tensor at a glance. Read on the host, whatever the
- * device; nothing here is meant for the inside of a training step.
+ * device, and every element: lua/xtrain/statistics.lua picks a sample of a large tensor first.
+ * Nothing here is meant for the inside of a training step.
  */
 #include <math.h>
 #include <stdio.h>

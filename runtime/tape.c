@@ -301,8 +301,7 @@ enum xt_status xt_set_grad(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_te
     if (!t->leaf) return xt_fail(ctx, XT_ARGUMENT, "grad: the tensor is not a variable");
     const struct xt_spec *want = &t->leaf->spec;
     char given[128], wanted[128];
-    if (grad && (grad->dtype != want->dtype || grad->ndim != want->ndim ||
-                 memcmp(grad->shape, want->shape, (size_t)want->ndim * sizeof *want->shape) != 0))
+    if (grad && (grad->dtype != want->dtype || !xt_has_shape(grad, want->shape, want->ndim)))
         return xt_fail(ctx, XT_SHAPE, "grad: given %s, wanted %s",
                        xt_describe(grad, given, sizeof given),
                        xt_describe_spec(want, wanted, sizeof wanted));
@@ -362,4 +361,22 @@ struct xt_tensor *xt_compute_copy_peek(struct xt_ctx *ctx, struct xt_tensor *mas
 
 void xt_compute_copy_fresh(struct xt_tensor *master) {
     if (master->leaf) master->leaf->copy_version = master->storage->version;
+}
+
+/* ---- what rules ask of a record -------------------------------------------------------------- */
+
+const union xt_attr *xt_call_attrs(const struct xt_call *call) {
+    return call->attrs;
+}
+
+const int64_t *xt_call_ints(const struct xt_call *call) {
+    return call->ints;
+}
+
+enum xt_device xt_call_device(const struct xt_call *call) {
+    for (int k = 0; k < call->n_outputs; k++)
+        if (call->grad_out[k]) return call->grad_out[k]->storage->device;
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->in[i]) return call->in[i]->storage->device;
+    return XT_CPU;
 }

@@ -116,6 +116,18 @@ bool xt_keeps_input(const struct xt_call *call, int i);
 /* The edge's maker when it lies in the same owner's records as `call`. */
 struct xt_call *xt_inner_maker(const struct xt_call *call, int input);
 
+/* grads.c */
+/* Hands g to where input i of the call came from, broadcasting undone and dtype restored. Takes
+   g's reference, also on failure. */
+enum xt_status xt_grads_give(struct xt_ctx *ctx, struct xt_call *call, int i, struct xt_tensor *g);
+/* Adds g to a leaf's gradient. Takes g's reference, also on failure. */
+enum xt_status xt_grads_add_to_leaf(struct xt_ctx *ctx, struct xt_leaf *leaf, struct xt_tensor *g);
+/* grad_out[0] becomes the sum that the rule would have made of it and `more`, for those who look
+   at it. */
+enum xt_status xt_grads_join(struct xt_ctx *ctx, struct xt_call *call);
+/* In xt_grad, only what leads to an input asked for is computed: those records carry stamp + 1. */
+bool xt_edge_wanted(const struct xt_walk *walk, const struct xt_edge *e);
+
 /* segment.c */
 enum xt_status xt_segment_add(struct xt_ctx *ctx,
                               struct xt_call *call); /* to the innermost open one */

@@ -31,6 +31,25 @@ static int64_t spec_numel(const struct xt_spec *spec) {
     return n;
 }
 
+/* A contiguous tensor over a new storage of that many bytes. */
+static enum xt_status over_bytes(struct xt_ctx *ctx, const struct xt_spec *spec,
+                                 enum xt_device device, size_t bytes, struct xt_tensor **out) {
+    struct xt_tensor *t = xt_host_alloc(ctx, sizeof *t);
+    if (!t) return XT_MEMORY;
+    enum xt_status status = xt_storage_new(ctx, device, bytes, &t->storage);
+    if (status != XT_OK) {
+        xt_host_free(ctx, t, sizeof *t);
+        return status;
+    }
+    t->refs = 1;
+    t->ndim = spec->ndim;
+    t->dtype = spec->dtype;
+    memcpy(t->shape, spec->shape, (size_t)spec->ndim * sizeof *t->shape);
+    xt_contiguous_strides(spec, t->stride);
+    *out = t;
+    return XT_OK;
+}
+
 enum xt_status xt_tensor_new(struct xt_ctx *ctx, const struct xt_spec *spec, enum xt_device device,
                              struct xt_tensor **out) {
     char text[128];
@@ -47,39 +66,13 @@ enum xt_status xt_tensor_new(struct xt_ctx *ctx, const struct xt_spec *spec, enu
                        xt_describe_spec(spec, text, sizeof text));
     if (!ctx->backend[device])
         return xt_fail(ctx, XT_DEVICE, "there is no device of that kind on this machine");
-    struct xt_tensor *t = xt_host_alloc(ctx, sizeof *t);
-    if (!t) return XT_MEMORY;
-    enum xt_status status =
-        xt_storage_new(ctx, device, (size_t)n * xt_dtype_bytes(spec->dtype), &t->storage);
-    if (status != XT_OK) {
-        xt_host_free(ctx, t, sizeof *t);
-        return status;
-    }
-    t->refs = 1;
-    t->ndim = spec->ndim;
-    t->dtype = spec->dtype;
-    memcpy(t->shape, spec->shape, (size_t)spec->ndim * sizeof *t->shape);
-    xt_contiguous_strides(spec, t->stride);
-    *out = t;
-    return XT_OK;
+    return over_bytes(ctx, spec, device, (size_t)n * xt_dtype_bytes(spec->dtype), out);
 }
 
 enum xt_status xt_tensor_hollow(struct xt_ctx *ctx, const struct xt_spec *spec,
                                 enum xt_device device, struct xt_tensor **out) {
-    struct xt_tensor *t = xt_host_alloc(ctx, sizeof *t);
-    if (!t) return XT_MEMORY;
-    enum xt_status status = xt_storage_new(ctx, device, 0, &t->storage);
-    if (status != XT_OK) {
-        xt_host_free(ctx, t, sizeof *t);
-        return status;
-    }
-    t->storage->hollow = true;
-    t->refs = 1;
-    t->ndim = spec->ndim;
-    t->dtype = spec->dtype;
-    memcpy(t->shape, spec->shape, (size_t)spec->ndim * sizeof *t->shape);
-    xt_contiguous_strides(spec, t->stride);
-    *out = t;
+    XT_TRY(over_bytes(ctx, spec, device, 0, out));
+    (*out)->storage->hollow = true;
     return XT_OK;
 }
 
@@ -137,6 +130,15 @@ enum xt_status xt_tensor_from_host(struct xt_ctx *ctx, const struct xt_spec *spe
     return XT_OK;
 }
 
+/* t's elements in order, for the host to read; a new reference. */
+static enum xt_status whole_of(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_tensor **out) {
+    XT_TRY(xt_graph_check_read(ctx, t));
+    xt_no_grad_push(ctx);
+    enum xt_status status = xt_contiguous(ctx, t, out);
+    xt_no_grad_pop(ctx);
+    return status;
+}
+
 enum xt_status xt_tensor_to_host(struct xt_ctx *ctx, struct xt_tensor *t, void *data,
                                  size_t bytes) {
     char text[128];
@@ -144,11 +146,8 @@ enum xt_status xt_tensor_to_host(struct xt_ctx *ctx, struct xt_tensor *t, void *
         return xt_fail(ctx, XT_SHAPE, "%s holds %zu bytes, wanted %zu",
                        xt_describe(t, text, sizeof text), xt_nbytes(t), bytes);
     struct xt_tensor *whole;
-    XT_TRY(xt_graph_check_read(ctx, t));
-    xt_no_grad_push(ctx);
-    enum xt_status status = xt_contiguous(ctx, t, &whole);
-    xt_no_grad_pop(ctx);
-    if (status != XT_OK) return status;
+    XT_TRY(whole_of(ctx, t, &whole));
+    enum xt_status status = XT_OK;
     if (bytes) status = ctx->backend[t->storage->device]->to_host(ctx, data, xt_data(whole), bytes);
     xt_tensor_release(ctx, whole);
     return status;
@@ -357,11 +356,8 @@ enum xt_status xt_tensor_set(struct xt_ctx *ctx, struct xt_tensor *t, const int6
 enum xt_status xt_tensor_digest(struct xt_ctx *ctx, struct xt_tensor *t, uint64_t *out) {
     size_t bytes = xt_nbytes(t);
     struct xt_tensor *whole;
-    XT_TRY(xt_graph_check_read(ctx, t));
-    xt_no_grad_push(ctx);
-    enum xt_status status = xt_contiguous(ctx, t, &whole);
-    xt_no_grad_pop(ctx);
-    if (status != XT_OK) return status;
+    XT_TRY(whole_of(ctx, t, &whole));
+    enum xt_status status = XT_OK;
     void *copy = NULL;
     const char *data = bytes ? xt_data(whole) : NULL;
     if (bytes && t->storage->device != XT_CPU) {

@@ -6,7 +6,6 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "context.h"
 #include "tape.h"
@@ -63,7 +62,7 @@ static enum xt_status given_minus_inf(struct xt_ctx *ctx, const struct xt_op *op
     int k = 0;
     *given = false;
     for (const struct xt_param *p = op->params; p->name; p++) {
-        if (p->kind == XT_P_TENSOR || p->kind == XT_P_TENSORS) continue;
+        if (!xt_takes_attr(p)) continue;
         if (p->kind == XT_P_REAL && args->attrs[k].f == -(double)INFINITY) *given = true;
         k++;
     }

@@ -1,5 +1,6 @@
 -- Runs of recipes/tiny.lua as processes of their own, for specs that compare whole runs: in a
 -- folder that is removed afterwards, on a text and at a size that the spec chooses.
+local assert = require "luassert"
 local xt = require "xtrain"
 local file = require "xtrain.core.file"
 local save = require "xtrain.save"
@@ -109,11 +110,40 @@ end
 
 -- ---- what a run is -----------------------------------------------------------------------------
 
+-- The rows that the run in a folder logged: losses, norms and learning rates, and its digests; not
+-- its speed, which no two runs share.
+function M.rows(path)
+  local list = {}
+  for line in assert(file.read(path .. "/metrics.jsonl")):gmatch "[^\n]+" do
+    local row = xt.json.decode(line)
+    row.tokens_per_s = nil
+    list[#list + 1] = row
+  end
+  return list
+end
+
+function place:rows(out) return M.rows(self.dir .. "/" .. out) end
+
 -- The digests of a save: of the run, and of each parameter and moment.
 function place:digests(out, step)
   local info, message = save.info(("%s/%s/%s"):format(self.dir, out, save.name(step)))
   assert(info, message)
   return { run = info.digest, tensors = info.digests }
+end
+
+-- Every one of these runs must be the first at that step: its digests. told(words, digests), or
+-- nil, is called for each.
+function place:all_equal(runs, step, told)
+  local first
+  for _, words in ipairs(runs) do
+    local out = ("run " .. words):gsub("%W", "")
+    self:must(words .. " out=" .. out)
+    local digests = self:digests(out, step)
+    first = first or digests
+    assert.are.same(first, digests, words)
+    if told then told(words, digests) end
+  end
+  return first
 end
 
 return M

@@ -40,17 +40,29 @@ struct xt_embedded {
 };
 extern const struct xt_embedded xt_embedded_files[];
 
+/* The bind that a function of C carries as its first upvalue; notes L as the running thread. */
+static inline struct xtbind *xtbind_carried(lua_State *L) {
+    struct xtbind *b = lua_touserdata(L, lua_upvalueindex(1));
+    b->L = L;
+    return b;
+}
+
 /* state.c */
 int luaopen_xtrain(lua_State *L);
 struct xtbind *xtbind_of(lua_State *L);  /* of any function; raises when xtrain is not open */
 struct xt_ctx *xtbind_ctx(lua_State *L); /* the same, and notes L as the running thread */
 /* Raises "FILE:LINE: message" with the line of the user's own code. */
 int xtbind_error(lua_State *L, const char *format, ...) __attribute__((noreturn));
-void xtbind_locate(struct xtbind *b, struct xt_where *out); /* the line of the user's own code */
+void xtbind_locate(struct xtbind *b, struct xt_where *out);  /* the line of the user's own code */
+void xtbind_push_where(lua_State *L, struct xt_where where); /* as "FILE:LINE", or "?" */
 /* Raises the context's sentence unless status is XT_OK. Call it when nothing is owned. */
 void xtbind_check(lua_State *L, enum xt_status status);
 /* Pushes nil and the context's sentence, and returns 2: for what may fail in ordinary life. */
 int xtbind_nil(lua_State *L, const char *who);
+/* With `xt` on top of the stack: functions of it, and functions of xt.core, each carrying b as its
+   first upvalue. NULL: none. */
+void xtbind_functions(lua_State *L, struct xtbind *b, const luaL_Reg *public,
+                      const luaL_Reg *private);
 /* Collects everything when much was made since the last time; `all`: in any case. */
 void xtbind_collect(struct xtbind *b, bool all);
 void xtbind_collect_soon(struct xtbind *b); /* before a backward: unless little was made */
@@ -79,9 +91,6 @@ struct xt_tensor *xtbind_check_tensor(lua_State *L, int index);                 
 /* A shape table at index; {} is a scalar. `who` and `what` name the op and argument in errors. */
 void xtbind_check_shape(lua_State *L, int index, const char *who, struct xt_spec *spec);
 enum xt_dtype xtbind_check_dtype(lua_State *L, int index, const char *who);
-enum xt_device xtbind_check_device(lua_State *L, int index,
-                                   const char *who); /* one that is there */
-const char *xtbind_device_name(enum xt_device device);
 /* backward's and grad's tail: [seed tensor] [, {retain = true}]. */
 bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,
                                   struct xt_tensor **seed);
@@ -89,7 +98,7 @@ bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,
    use. */
 void xtbind_open_tensor(lua_State *L, struct xtbind *b);
 
-/* op.c */
+/* value.c */
 /* A 64-bit seed: an integer, or a float that is exactly one. */
 uint64_t xtbind_check_seed(lua_State *L, int index, const char *who, const char *what);
 /* An integer, or a float that is exactly one. False: it is neither. */
@@ -97,13 +106,30 @@ bool xtbind_to_int(lua_State *L, int index, int64_t *out);
 const char *xtbind_kind(lua_State *L, int index); /* "a string", "f32 2x3", "the number 0.5" */
 /* "'a', 'b', 'c'", nearest to `given` first, as a string on the stack. */
 const char *xtbind_nearest(lua_State *L, const char *given, const char *const *names, int n);
-
 /* The string key of a table that is nearest to a misspelt name, or NULL when none is near. */
 const char *xtbind_near(lua_State *L, const char *given, int table);
-const char *xtbind_signature(lua_State *L, const struct xt_op *op); /* pushed */
-void xtbind_open_op(lua_State *L, struct xtbind *b);
+/* Letters to be changed, put in or taken out to make one word of the other. */
+int xtbind_distance(const char *a, const char *b);
 
-/* core.c: constructors, autograd, seeds, memory. */
+/* op.c */
+void xtbind_open_op(lua_State *L, struct xtbind *b);
+/* signature.c */
+/* "sum(x [, dims] [, {keepdim = false}])", pushed. */
+const char *xtbind_signature(lua_State *L, const struct xt_op *op);
+
+/* machine.c: devices, threads, libraries. */
+void xtbind_open_machine(lua_State *L, struct xtbind *b);
+/* A device by name, one that is there; opens it. */
+enum xt_device xtbind_check_device(lua_State *L, int index, const char *who);
+/* memory.c */
+void xtbind_open_memory(lua_State *L, struct xtbind *b);
+/* constructor.c: tensors and variables made of numbers. */
+void xtbind_open_constructor(lua_State *L, struct xtbind *b);
+/* autograd.c */
+void xtbind_open_autograd(lua_State *L, struct xtbind *b);
+/* seed.c */
+void xtbind_open_seed(lua_State *L, struct xtbind *b);
+/* core.c: the script that runs, the embedded library. */
 void xtbind_open_core(lua_State *L, struct xtbind *b);
 
 /* observe.c: who looks on, the trap, statistics. */

@@ -9,13 +9,6 @@
 
 #include "bind.h"
 
-/* The bind that every function here carries as its first upvalue. */
-static struct xtbind *bind_of(lua_State *L) {
-    struct xtbind *b = lua_touserdata(L, lua_upvalueindex(1));
-    b->L = L;
-    return b;
-}
-
 /* ---- what a function owns while Lua may raise ------------------------------------------------ */
 
 /* Collected with the call that made it. */
@@ -106,7 +99,7 @@ static void push_choice(lua_State *L, const struct xt_choice *c) {
  * is taken, and the microseconds before_us and after_us. Without a GPU: none.
  */
 static int products(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_choices *choices = NULL;
     struct owned *o = push_owned(L);
     int n = 0;
@@ -123,14 +116,14 @@ static int products(lua_State *L) {
 
 /* use_products(text, name): the rows of a run, to be taken before all others from here on. */
 static int use_products(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     xtbind_check(L, xt_choices_use(b->ctx, luaL_checkstring(L, 1), luaL_checkstring(L, 2)));
     return 0;
 }
 
 /* forget_products(): what runs before took is forgotten, and nothing is tuned. */
 static int forget_products(lua_State *L) {
-    xt_choices_reset(bind_of(L)->ctx);
+    xt_choices_reset(xtbind_carried(L)->ctx);
     return 0;
 }
 
@@ -139,7 +132,7 @@ static int forget_products(lua_State *L) {
  * new one's where both have it; how many are new, and how many changed.
  */
 static int merge_products(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     const char *old_text = luaL_checkstring(L, 1), *old_name = luaL_checkstring(L, 2);
     const char *new_text = luaL_checkstring(L, 3), *new_name = luaL_checkstring(L, 4);
     struct owned *old = push_owned(L), *all = push_owned(L);
@@ -172,7 +165,7 @@ static int merge_products(lua_State *L) {
 
 /* tune(on): whether products are measured when they are first met. Raises without a GPU. */
 static int tune(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     const bool on = lua_toboolean(L, 1);
     if (on) {
         enum xt_status status = xt_device_open(b->ctx, XT_CUDA);
@@ -185,7 +178,7 @@ static int tune(lua_State *L) {
 /* product_library(): the GPU's name, the version of the library of its products, and the digest of
    the compiled-in table. Raises without a GPU. */
 static int product_library(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     char device[XT_CHOICE_DEVICE] = "", digest[32];
     int64_t version = 0;
     xtbind_check(L, xt_product_library(b->ctx, device, &version));
@@ -204,8 +197,5 @@ void xtbind_open_choice(lua_State *L, struct xtbind *b) {
                                        {"tune", tune},
                                        {"product_library", product_library},
                                        {NULL, NULL}};
-    lua_getfield(L, -1, "core");
-    lua_pushlightuserdata(L, b);
-    luaL_setfuncs(L, private, 1);
-    lua_pop(L, 1);
+    xtbind_functions(L, b, NULL, private);
 }

@@ -14,12 +14,6 @@ struct box {
     struct xtbind *b;
 };
 
-static struct xtbind *bind_of(lua_State *L) {
-    struct xtbind *b = lua_touserdata(L, lua_upvalueindex(1));
-    b->L = L;
-    return b;
-}
-
 static struct xt_graph *graph_at(lua_State *L, int index) {
     struct box *box = luaL_checkudata(L, index, META);
     if (!box->g) xtbind_error(L, "the graph has been released");
@@ -45,7 +39,7 @@ static struct box *new_box(lua_State *L, struct xtbind *b) {
 
 /* graph_record(fn, frozen) -> graph: fn(graph) is called once. Recording ends whatever happens. */
 static int record(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     bool frozen = lua_toboolean(L, 2);
     lua_settop(L, 1);
     struct box *box = new_box(L, b);
@@ -67,13 +61,13 @@ static int record(lua_State *L) {
 }
 
 static int recording(lua_State *L) {
-    lua_pushboolean(L, xt_graph_recording(bind_of(L)->ctx));
+    lua_pushboolean(L, xt_graph_recording(xtbind_carried(L)->ctx));
     return 1;
 }
 
 /* graph_input(g, name, tensor, required, lent) -> tensor */
 static int input(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     const char *name = luaL_checkstring(L, 2);
     struct xt_tensor *value = xtbind_check_tensor(L, 3), *out = NULL;
@@ -88,7 +82,7 @@ static int input(lua_State *L) {
 
 /* graph_export(g, name, names, tensors) */
 static int export(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     const char *name = luaL_checkstring(L, 2);
     int n = (int)lua_rawlen(L, 3);
@@ -113,7 +107,7 @@ static int export(lua_State *L) {
 
 /* graph_name(g, name, tensor) */
 static int name_state(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     xtbind_check(L, xt_graph_name(b->ctx, graph_at(L, 1), luaL_checkstring(L, 2),
                                   xtbind_check_tensor(L, 3)));
     return 0;
@@ -142,7 +136,7 @@ static struct xt_tensor **read_places(lua_State *L, int index, int n) {
 
 /* graph_run(g, export, feeds, state) -> list of tensors. feeds and state: place -> tensor. */
 static int run(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     int e = check_export(L, g, 2), n = g->exports[e].n;
     lua_settop(L, 4);
@@ -280,7 +274,7 @@ static void push_export(lua_State *L, const struct xt_graph_export *x) {
 
 /* graph_roots(g), graph_values(g), graph_nodes(g), graph_exports(g): lists of tables. */
 static int roots(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     const struct xt_graph *g = graph_at(L, 1);
     lua_createtable(L, g->n_roots, 0);
     for (int i = 0; i < g->n_roots; i++) {
@@ -323,7 +317,7 @@ static int exports(lua_State *L) {
 /* graph_plan(g, export, fed) -> {records = node numbers, roots = numbers needed, arena, outputs,
    copies, scratch, placed, backup, calls, elided}. fed: place of input -> true. */
 static int plan(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     int e = check_export(L, g, 2), n, at = 0;
     lua_settop(L, 3);
@@ -420,7 +414,7 @@ static int list_length(lua_State *L, int index, const char *name) {
 
 /* graph_blank() -> an empty graph to load into. */
 static int blank(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct box *box = new_box(L, b);
     xtbind_check(L, xt_graph_blank(b->ctx, &box->g));
     b->refs++;
@@ -430,7 +424,7 @@ static int blank(lua_State *L) {
 /* graph_add_root(g, root), graph_add_value(g, value), graph_add_node, graph_add_export: tables as
    the functions above give them. */
 static int add_root(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     struct xt_graph_root root = {.input = -1, .used = true};
     const char *kind = get_string(L, b, 2, "kind");
@@ -456,7 +450,7 @@ static int add_root(lua_State *L) {
 }
 
 static int add_value(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     struct xt_graph_value v = {.root = (int)get_integer(L, 2, "root") - 1};
     v.offset = get_integer(L, 2, "offset");
@@ -470,7 +464,7 @@ static int add_value(lua_State *L) {
 }
 
 static int add_node(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     union xt_attr attrs[XT_MAX_PARAMS];
     int64_t ints[XT_MAX_INTS], numbers[XT_MAX_PARAMS];
@@ -497,7 +491,7 @@ static int add_node(lua_State *L) {
 }
 
 static int add_export(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_graph *g = graph_at(L, 1);
     struct xt_graph_export x = {.name = get_string(L, b, 2, "name")};
     x.where = get_where(L, b, 2);
@@ -540,8 +534,5 @@ void xtbind_open_graph(lua_State *L, struct xtbind *b) {
     lua_pushcfunction(L, collect);
     lua_setfield(L, -2, "__gc");
     lua_pop(L, 1);
-    lua_getfield(L, -1, "core");
-    lua_pushlightuserdata(L, b);
-    luaL_setfuncs(L, functions, 1);
-    lua_pop(L, 1);
+    xtbind_functions(L, b, NULL, functions);
 }

@@ -6,27 +6,11 @@
  * grads_out, leaves, from}. Tensors there share the bytes but have no history; places where there
  * is none are empty. What it raises makes the op fail.
  */
-#include <string.h>
 
 #include "bind.h"
 
 /* Its address is the key of the function in the registry. */
 static const char observer_key = 0;
-
-/* The bind that every function here carries as its first upvalue. */
-static struct xtbind *bind_of(lua_State *L) {
-    struct xtbind *b = lua_touserdata(L, lua_upvalueindex(1));
-    b->L = L;
-    return b;
-}
-
-static void set_where(lua_State *L, struct xt_where where) {
-    if (where.file)
-        lua_pushfstring(L, "%s:%d", where.file, where.line);
-    else
-        lua_pushliteral(L, "?");
-    lua_setfield(L, -2, "where");
-}
 
 /* A field of the table on top: the tensors, without history, at their places from 1. */
 static void set_tensors(lua_State *L, struct xtbind *b, const char *name,
@@ -48,7 +32,7 @@ static void set_names(lua_State *L, const struct xt_op *op, int n) {
     int i = 0;
     lua_createtable(L, n, 0);
     for (const struct xt_param *p = op->params; p->name && i < n; p++) {
-        if (p->kind != XT_P_TENSOR && p->kind != XT_P_TENSORS && p->kind != XT_P_SEED) continue;
+        if (!xt_takes_slot(p)) continue;
         do {
             lua_pushstring(L, p->name);
             lua_rawseti(L, -2, ++i);
@@ -99,7 +83,8 @@ static int call_observer(lua_State *L) {
     lua_createtable(L, 0, 12);
     lua_pushstring(L, kinds[seen->kind]);
     lua_setfield(L, -2, "kind");
-    set_where(L, seen->where);
+    xtbind_push_where(L, seen->where);
+    lua_setfield(L, -2, "where");
     lua_pushboolean(L, seen->as_values);
     lua_setfield(L, -2, "as_values");
     if (seen->kind != XT_SEEN_END) {
@@ -155,7 +140,7 @@ static enum xt_status tell(void *user, struct xt_ctx *ctx, const struct xt_seen 
 
 /* observe(fn or nil): fn(event) for each call and each record passed. */
 static int observe(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     lua_settop(L, 1);
     bool on = lua_isfunction(L, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &observer_key);
@@ -165,7 +150,7 @@ static int observe(lua_State *L) {
 
 /* stats(t): {n, finite, nans, infs, minus_infs, min, max, mean, std, text}. */
 static int stats(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_stats s;
     char text[256];
     xtbind_check(L, xt_tensor_stats(b->ctx, xtbind_check_tensor(L, 1), &s));
@@ -197,7 +182,7 @@ static int stats(lua_State *L) {
 
 /* leaf(t): what stands for the variable t is, or whose compute copy it is; nil for others. */
 static int leaf(lua_State *L) {
-    bind_of(L);
+    xtbind_carried(L);
     const struct xt_tensor *t = xtbind_check_tensor(L, 1);
     if (!t->leaf) return 0;
     lua_pushlightuserdata(L, t->leaf);
@@ -207,7 +192,7 @@ static int leaf(lua_State *L) {
 /* leaf_storage(leaf): the number of the storage of a variable's gradient, or nil; for a leaf of the
    event that is being told. */
 static int leaf_storage(lua_State *L) {
-    bind_of(L);
+    xtbind_carried(L);
     luaL_checktype(L, 1, LUA_TLIGHTUSERDATA);
     const struct xt_tensor *grad = xt_leaf_grad(lua_touserdata(L, 1));
     if (!grad) return 0;
@@ -217,7 +202,7 @@ static int leaf_storage(lua_State *L) {
 
 /* storage(t): the number of its storage, and the version, which grows with each write in place. */
 static int storage(lua_State *L) {
-    bind_of(L);
+    xtbind_carried(L);
     const struct xt_tensor *t = xtbind_check_tensor(L, 1);
     lua_pushinteger(L, t->storage->number);
     lua_pushinteger(L, (lua_Integer)t->storage->version);
@@ -226,19 +211,19 @@ static int storage(lua_State *L) {
 
 /* trap(on): the first op whose result is not finite raises. */
 static int trap(lua_State *L) {
-    xt_set_trap(bind_of(L)->ctx, lua_toboolean(L, 1));
+    xt_set_trap(xtbind_carried(L)->ctx, lua_toboolean(L, 1));
     return 0;
 }
 
 /* trap_note(on): the same, noted and not raised. */
 static int trap_note(lua_State *L) {
-    xt_trap_note(bind_of(L)->ctx, lua_toboolean(L, 1));
+    xt_trap_note(xtbind_carried(L)->ctx, lua_toboolean(L, 1));
     return 0;
 }
 
 /* trap_found(): what was noted, or nil. */
 static int trap_found(lua_State *L) {
-    const char *text = xt_trap_found(bind_of(L)->ctx);
+    const char *text = xt_trap_found(xtbind_carried(L)->ctx);
     if (!*text) return 0;
     lua_pushstring(L, text);
     return 1;
@@ -247,7 +232,7 @@ static int trap_found(lua_State *L) {
 /* profile(true) starts to take times; profile() ends it: {{op, calls, seconds, bytes}, ...} of the
    ops that were launched. */
 static int profile(lua_State *L) {
-    struct xt_ctx *ctx = bind_of(L)->ctx;
+    struct xt_ctx *ctx = xtbind_carried(L)->ctx;
     if (lua_toboolean(L, 1)) {
         if (xt_profile_start(ctx) != XT_OK) return luaL_error(L, "%s", xt_error(ctx));
         return 0;
@@ -278,8 +263,5 @@ void xtbind_open_observe(lua_State *L, struct xtbind *b) {
                                        {"storage", storage},     {"trap", trap},
                                        {"trap_note", trap_note}, {"trap_found", trap_found},
                                        {"profile", profile},     {NULL, NULL}};
-    lua_getfield(L, -1, "core");
-    lua_pushlightuserdata(L, b);
-    luaL_setfuncs(L, private, 1);
-    lua_pop(L, 1);
+    xtbind_functions(L, b, NULL, private);
 }

@@ -88,6 +88,13 @@ void xtbind_locate(struct xtbind *b, struct xt_where *out) {
     out->line = out->file ? ar.currentline : 0;
 }
 
+void xtbind_push_where(lua_State *L, struct xt_where where) {
+    if (where.file)
+        lua_pushfstring(L, "%s:%d", where.file, where.line);
+    else
+        lua_pushliteral(L, "?");
+}
+
 int xtbind_error(lua_State *L, const char *format, ...) {
     lua_Debug ar;
     if (find_line(L, &ar))
@@ -200,6 +207,20 @@ static void preload_library(lua_State *L) {
     lua_pop(L, 1);
 }
 
+void xtbind_functions(lua_State *L, struct xtbind *b, const luaL_Reg *public,
+                      const luaL_Reg *private) {
+    if (public) {
+        lua_pushlightuserdata(L, b);
+        luaL_setfuncs(L, public, 1);
+    }
+    if (private) {
+        lua_getfield(L, -1, "core");
+        lua_pushlightuserdata(L, b);
+        luaL_setfuncs(L, private, 1);
+        lua_pop(L, 1);
+    }
+}
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static struct xtbind *new_anchor(lua_State *L) {
@@ -262,6 +283,11 @@ int luaopen_xtrain(lua_State *L) {
     lua_pop(L, 1);
     xtbind_open_tensor(L, b);
     xtbind_open_op(L, b);
+    xtbind_open_machine(L, b);
+    xtbind_open_memory(L, b);
+    xtbind_open_constructor(L, b);
+    xtbind_open_autograd(L, b);
+    xtbind_open_seed(L, b);
     xtbind_open_core(L, b);
     xtbind_open_observe(L, b);
     xtbind_open_choice(L, b);

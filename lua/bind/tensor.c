@@ -4,18 +4,10 @@
  * The metatable's index function looks names up in one table: an integer there is a property, any
  * other value a method; every op is a method. Operators are ops called by their rows.
  */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "bind.h"
-
-/* The bind that every function here carries as its first upvalue. */
-static struct xtbind *bind_of(lua_State *L) {
-    struct xtbind *b = lua_touserdata(L, lua_upvalueindex(1));
-    b->L = L;
-    return b;
-}
 
 /* ---- boxes ----------------------------------------------------------------------------------- */
 
@@ -133,7 +125,7 @@ static void push_at(lua_State *L, struct xtbind *b, struct xt_tensor *t, const i
 }
 
 static int item(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     char text[128];
     if (xt_numel(t) != 1)
@@ -145,7 +137,7 @@ static int item(lua_State *L) {
 
 /* core.at(t, i, j, ...): one element, positions from 1; for printing. */
 static int at(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     int64_t index[XT_MAX_DIMS];
     for (int d = 0; d < xt_ndim(t); d++) {
@@ -175,7 +167,7 @@ static void push_rows(lua_State *L, const struct xt_spec *spec, int dim, const v
 }
 
 static int totable(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     enum xt_dtype dtype = xt_dtype_of(t);
     enum xt_dtype wide = dtype == XT_BF16 || dtype == XT_F16 ? XT_F32 : dtype;
@@ -196,7 +188,7 @@ static int totable(lua_State *L) {
 }
 
 static int bytes_of(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     size_t bytes = xt_nbytes(t);
     luaL_Buffer buffer;
@@ -208,7 +200,7 @@ static int bytes_of(lua_State *L) {
 
 /* 16 digits of hexadecimal: it prints, compares and goes through JSON unchanged. */
 static int digest(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     uint64_t h = 0;
     char text[17];
     xtbind_check(L, xt_tensor_digest(b->ctx, self_of(L, b), &h));
@@ -218,13 +210,13 @@ static int digest(lua_State *L) {
 }
 
 static int is_contiguous(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     lua_pushboolean(L, xt_is_contiguous(self_of(L, b)));
     return 1;
 }
 
 static int strides(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     lua_createtable(L, xt_ndim(t), 0);
     for (int d = 0; d < xt_ndim(t); d++) {
@@ -235,7 +227,7 @@ static int strides(lua_State *L) {
 }
 
 static int shares_storage(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b), *other = xtbind_as_tensor(L, b, 2);
     lua_pushboolean(L, other && xt_same_storage(t, other));
     return 1;
@@ -244,7 +236,7 @@ static int shares_storage(lua_State *L) {
 /* ---- new tensors from old -------------------------------------------------------------------- */
 
 static int detach(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b), *out = NULL;
     struct xt_tensor **box = xtbind_box(L, b);
     xtbind_check(L, xt_detach(b->ctx, t, &out));
@@ -255,7 +247,7 @@ static int detach(lua_State *L) {
 /* t:to("bf16"), t:to("cpu"), t:to("cpu", "bf16") in any order. A variable's half-width copy is its
    compute copy. What is so already is returned itself. No gradient crosses to another device. */
 static int to(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b), *out = NULL;
     enum xt_dtype dtype = xt_dtype_of(t);
     enum xt_device device = xt_device_of(t);
@@ -323,7 +315,7 @@ bool xtbind_check_seed_and_retain(lua_State *L, int index, const char *who,
 }
 
 static int backward(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b), *seed;
     bool retain = xtbind_check_seed_and_retain(L, 2, "backward", &seed);
     xtbind_collect_soon(b);
@@ -336,7 +328,7 @@ static int backward(lua_State *L) {
 }
 
 static int zero_grad(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     xt_zero_grad(b->ctx, t);
     return 0;
@@ -358,7 +350,7 @@ static int push_property(lua_State *L, struct xtbind *b, struct xt_tensor *t, lu
     case NDIM: lua_pushinteger(L, xt_ndim(t)); break;
     case NUMEL: lua_pushinteger(L, xt_numel(t)); break;
     case DTYPE: lua_pushstring(L, xt_dtype_name(xt_dtype_of(t))); break;
-    case DEVICE: lua_pushstring(L, xtbind_device_name(xt_device_of(t))); break;
+    case DEVICE: lua_pushstring(L, xt_device_name(xt_device_of(t))); break;
     case GRAD: {
         struct xt_tensor *grad = xt_grad_of(t);
         if (!grad)
@@ -422,7 +414,7 @@ static int index_tensor(lua_State *L) {
 
 /* t[i] = tensor or number: a write in place along dimension 1, by the rules of copy_ and fill_. */
 static int new_index_tensor(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     int64_t i;
     if (!xtbind_to_int(L, 2, &i))
@@ -449,7 +441,7 @@ static int new_index_tensor(lua_State *L) {
 }
 
 static int length(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *t = self_of(L, b);
     if (xt_ndim(t) == 0) xtbind_error(L, "# of a scalar: it has no first dimension");
     lua_pushinteger(L, xt_shape(t)[0]);
@@ -457,14 +449,14 @@ static int length(lua_State *L) {
 }
 
 static int equal(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     struct xt_tensor *x = xtbind_as_tensor(L, b, 1), *y = xtbind_as_tensor(L, b, 2);
     lua_pushboolean(L, x && x == y);
     return 1;
 }
 
 static int to_string(lua_State *L) {
-    struct xtbind *b = bind_of(L);
+    struct xtbind *b = xtbind_carried(L);
     if (!xtbind_as_tensor(L, b, 1)) {
         lua_pushliteral(L, "tensor (released)");
         return 1;

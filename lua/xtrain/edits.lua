@@ -10,6 +10,7 @@
 local xt = require "xtrain"
 local options = require "xtrain.options"
 local file = require "xtrain.core.file"
+local log = require "xtrain.log"
 local json = require "xtrain.core.json"
 
 local M = {}
@@ -82,17 +83,8 @@ end
 
 function M.hash(text) return ("0x%016x"):format(xt.core.hash(text)) end
 
--- The rows of a run folder; a line cut short by a kill is left out.
-function M.read(folder)
-  local rows = {}
-  for line in (file.read(folder .. "/edits.jsonl") or ""):gmatch "[^\n]+" do
-    local ok, row = pcall(json.decode, line)
-    if ok and type(row) == "table" and math.type(row.step) == "integer" then
-      rows[#rows + 1] = row
-    end
-  end
-  return rows
-end
+-- The rows of a run folder.
+function M.read(folder) return log.read(folder .. "/edits.jsonl") end
 
 -- Where the rows of a run lie that is resumed or replayed; nil for a new one.
 local function folder_of(run)

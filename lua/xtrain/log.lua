@@ -1,5 +1,5 @@
 -- What a run tells: one progress line, rewritten on a terminal and plain lines elsewhere, and
--- metrics.jsonl, one object a line.
+-- metrics.jsonl, one object a line, as edits.jsonl too is read.
 local file = require "xtrain.core.file"
 local json = require "xtrain.core.json"
 
@@ -67,6 +67,18 @@ function M.append(path, row)
     return nil, message
   end
   return out:close()
+end
+
+-- The rows of a file, those that have a step; a line cut short by a kill is left out.
+function M.read(path)
+  local rows = {}
+  for line in (file.read(path) or ""):gmatch "[^\n]+" do
+    local ok, row = pcall(json.decode, line)
+    if ok and type(row) == "table" and math.type(row.step) == "integer" then
+      rows[#rows + 1] = row
+    end
+  end
+  return rows
 end
 
 -- Drops the rows after `step`, and a last line cut short by a kill. Returns true, or nil, message.

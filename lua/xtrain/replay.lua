@@ -2,26 +2,17 @@
 -- `xtrain verify` compares, and what `xtrain replay` stands in. Nothing of the run is written.
 local again = require "xtrain.again"
 local finite = require "xtrain.finite"
+local log = require "xtrain.log"
 local products = require "xtrain.products"
 local save = require "xtrain.save"
 local file = require "xtrain.core.file"
-local json = require "xtrain.core.json"
 
 local M = {}
 
 -- ---- what a run has written --------------------------------------------------------------------
 
--- Rows of metrics.jsonl; a line cut short is left out.
-function M.rows(run)
-  local rows = {}
-  for line in (file.read(run .. "/metrics.jsonl") or ""):gmatch "[^\n]+" do
-    local ok, row = pcall(json.decode, line)
-    if ok and type(row) == "table" and math.type(row.step) == "integer" then
-      rows[#rows + 1] = row
-    end
-  end
-  return rows
-end
+-- Rows of metrics.jsonl.
+function M.rows(run) return log.read(run .. "/metrics.jsonl") end
 
 -- {step = digest} of all steps that the log tells of, and the last of them.
 function M.digests(rows)

@@ -6,9 +6,6 @@
  */
 #include "../op.h"
 
-#include <inttypes.h>
-#include <string.h>
-
 #define TEXT_BYTES 160
 
 static enum xt_status want_positions(struct xt_ctx *ctx, const char *name,
@@ -28,13 +25,8 @@ static const struct xt_param grad_params[] = {{.name = "index"},
 
 static enum xt_status grad_infer(struct xt_ctx *ctx, const struct xt_op *op,
                                  const struct xt_args *args, struct xt_output *outputs) {
-    (void)ctx, (void)op;
-    int ndim = args->attrs[1].list.count;
-    outputs->spec.dtype = args->inputs[1]->dtype;
-    outputs->spec.ndim = ndim;
-    memcpy(outputs->spec.shape, args->ints + args->attrs[1].list.start,
-           (size_t)ndim * sizeof(int64_t));
-    return XT_OK;
+    (void)op;
+    return xt_output_sized(ctx, args, 1, args->inputs[1]->dtype, outputs);
 }
 
 static enum xt_status run_grad(struct xt_ctx *ctx, const struct xt_op *op, struct xt_tensor *index,

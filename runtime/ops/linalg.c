@@ -61,10 +61,6 @@ static enum xt_status product(struct xt_ctx *ctx, const struct xt_tensor *a,
     return XT_OK;
 }
 
-static bool same_shape(const struct xt_spec *a, const int64_t *shape, int ndim) {
-    return a->ndim == ndim && memcmp(a->shape, shape, (size_t)ndim * sizeof *shape) == 0;
-}
-
 /* ---- matmul_acc ------------------------------------------------------------------------------ */
 
 static enum xt_status acc_infer(struct xt_ctx *ctx, const struct xt_op *op,
@@ -74,7 +70,7 @@ static enum xt_status acc_infer(struct xt_ctx *ctx, const struct xt_op *op,
     struct xt_spec wanted;
     const struct xt_tensor *target = args->inputs[0], *a = args->inputs[1];
     XT_TRY(product(ctx, a, args->inputs[2], &wanted));
-    if (!same_shape(&wanted, target->shape, target->ndim))
+    if (!xt_has_shape(target, wanted.shape, wanted.ndim))
         return xt_fail(ctx, XT_SHAPE, "target is %s, not of the product's shape",
                        shape_text(target, text));
     if (!(FACTORS & XT_BIT(a->dtype)) || target->dtype != xt_arithmetic(a->dtype))

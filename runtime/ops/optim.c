@@ -40,13 +40,6 @@ static enum xt_status want_scalars(struct xt_ctx *ctx, const struct xt_args *arg
     return XT_OK;
 }
 
-static bool same_shape(const struct xt_tensor *a, const struct xt_tensor *b) {
-    if (a->ndim != b->ndim) return false;
-    for (int d = 0; d < a->ndim; d++)
-        if (a->shape[d] != b->shape[d]) return false;
-    return true;
-}
-
 /*
  * Groups of `roles`: parameter, gradient, states, copy. `names` has a letter for each; states may
  * be NULL when `stateless`. Gradients have the parameter's dtype, states the arithmetic's: f64 for
@@ -72,7 +65,7 @@ static enum xt_status want_groups(struct xt_ctx *ctx, const struct xt_args *args
             return xt_fail(ctx, XT_DTYPE, "%s %d is %s, wanted a float dtype", names[role], group,
                            xt_describe(t, text, sizeof text));
         if (role == 0) continue;
-        if (!same_shape(t, p))
+        if (!xt_has_shape(t, p->shape, p->ndim))
             return xt_fail(ctx, XT_SHAPE, "%s %d is %s, its parameter is %s", names[role], group,
                            xt_describe(t, text, sizeof text),
                            xt_describe(p, p_text, sizeof p_text));

@@ -7,9 +7,7 @@
  */
 #include "../op.h"
 
-#include <assert.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* What a derivative needs kept. */
@@ -326,8 +324,7 @@ static enum xt_status infer_in_place(struct xt_ctx *ctx, const struct xt_op *op,
     struct xt_spec spec;
     char x_text[128], other_text[128];
     XT_TRY(xt_broadcast(ctx, op, x, args->inputs[1], &spec));
-    if (spec.ndim != x->ndim ||
-        memcmp(spec.shape, x->shape, (size_t)x->ndim * sizeof *x->shape) != 0)
+    if (!xt_has_shape(x, spec.shape, spec.ndim))
         return xt_fail(ctx, XT_SHAPE, "%s is %s, which does not broadcast to x, %s",
                        op->params[1].name,
                        xt_describe(args->inputs[1], other_text, sizeof other_text),

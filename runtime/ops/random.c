@@ -4,7 +4,6 @@
  */
 #include "../op.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -93,20 +92,8 @@ static const struct xt_op xt_op_dropout = {
 static enum xt_status shape_infer(struct xt_ctx *ctx, const struct xt_op *op,
                                   const struct xt_args *args, struct xt_output *outputs) {
     (void)op;
-    int ndim = args->attrs[0].list.count;
-    const int64_t *shape = args->ints + args->attrs[0].list.start;
     XT_TRY(want_seed(ctx, args->inputs[0]));
-    if (ndim > XT_MAX_DIMS)
-        return xt_fail(ctx, XT_SHAPE, "shape has %d dimensions, at most %d are possible", ndim,
-                       XT_MAX_DIMS);
-    for (int d = 0; d < ndim; d++)
-        if (shape[d] < 0)
-            return xt_fail(ctx, XT_SHAPE, "size %d of shape is %" PRId64 ", wanted 0 or more",
-                           d + 1, shape[d]);
-    outputs->spec.dtype = XT_F32;
-    outputs->spec.ndim = ndim;
-    memcpy(outputs->spec.shape, shape, (size_t)ndim * sizeof *shape);
-    return XT_OK;
+    return xt_output_sized(ctx, args, 0, XT_F32, outputs);
 }
 
 static enum xt_status mask_infer(struct xt_ctx *ctx, const struct xt_op *op,

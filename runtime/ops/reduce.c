@@ -7,7 +7,6 @@
 #include "../op.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #define TEXT_BYTES 160
 
@@ -205,13 +204,6 @@ static const struct xt_op xt_op_norm = {
     .backward = norm_back,
 };
 
-static enum xt_status like_infer(struct xt_ctx *ctx, const struct xt_op *op,
-                                 const struct xt_args *args, struct xt_output *outputs) {
-    (void)ctx, (void)op;
-    xt_output_like(outputs, args->inputs[0]);
-    return XT_OK;
-}
-
 static const struct xt_param rows_grad_params[] = {
     {.name = "x"}, {.name = "y"}, {.name = "grad"}, {0}};
 
@@ -222,7 +214,7 @@ static const struct xt_op xt_op_amax_grad = {
     .n_outputs = 1,
     .flags = XT_INTERNAL,
     .dtypes = XT_FLOATS,
-    .infer = like_infer,
+    .infer = xt_infer_like,
 };
 
 static const struct xt_op xt_op_norm_grad = {
@@ -232,7 +224,7 @@ static const struct xt_op xt_op_norm_grad = {
     .n_outputs = 1,
     .flags = XT_INTERNAL,
     .dtypes = XT_FLOATS,
-    .infer = like_infer,
+    .infer = xt_infer_like,
 };
 
 /* ---- along one dimension --------------------------------------------------------------------- */
@@ -295,7 +287,7 @@ static const struct xt_op xt_op_cumsum_grad = {
     .n_outputs = 1,
     .flags = XT_INTERNAL,
     .dtypes = XT_FLOATS,
-    .infer = like_infer,
+    .infer = xt_infer_like,
 };
 
 static enum xt_status cumsum_back(struct xt_ctx *ctx, struct xt_grads *g) {
@@ -323,7 +315,7 @@ static const struct xt_op xt_op_softmax_grad = {
     .n_outputs = 1,
     .flags = XT_INTERNAL,
     .dtypes = XT_FLOATS,
-    .infer = like_infer,
+    .infer = xt_infer_like,
 };
 
 static const struct xt_op xt_op_log_softmax_grad = {
@@ -333,7 +325,7 @@ static const struct xt_op xt_op_log_softmax_grad = {
     .n_outputs = 1,
     .flags = XT_INTERNAL,
     .dtypes = XT_FLOATS,
-    .infer = like_infer,
+    .infer = xt_infer_like,
 };
 
 static enum xt_status kept_out_back(struct xt_ctx *ctx, struct xt_grads *g,
@@ -357,7 +349,7 @@ static const struct xt_op xt_op_softmax = {
     .n_outputs = 1,
     .dtypes = XT_FLOATS,
     .keeps_out = 1,
-    .infer = like_infer,
+    .infer = xt_infer_like,
     .backward = softmax_back,
 };
 
@@ -368,7 +360,7 @@ static const struct xt_op xt_op_log_softmax = {
     .n_outputs = 1,
     .dtypes = XT_FLOATS,
     .keeps_out = 1,
-    .infer = like_infer,
+    .infer = xt_infer_like,
     .backward = log_softmax_back,
 };
 
@@ -389,7 +381,7 @@ static const struct xt_op xt_op_logsumexp_grad = {
     .n_outputs = 1,
     .flags = XT_INTERNAL,
     .dtypes = XT_FLOATS,
-    .infer = like_infer,
+    .infer = xt_infer_like,
 };
 
 static enum xt_status logsumexp_back(struct xt_ctx *ctx, struct xt_grads *g) {

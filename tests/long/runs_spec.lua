@@ -133,16 +133,9 @@ dofile "%s"
   local full = "text=text.txt dropout=0.1 save_every=10 eval_every=20 log_every=1 steps=" .. FULL
 
   local function all_equal(place, runs)
-    local first
-    for _, words in ipairs(runs) do
-      local out = ("run " .. words):gsub("%W", "")
-      place:must(words .. " out=" .. out)
-      local digests = place:digests(out, FULL)
-      first = first or digests
-      assert.are.same(first, digests, words)
+    return place:all_equal(runs, FULL, function(words, digests)
       print(("%-28s %s"):format(words, digests.run))
-    end
-    return first
+    end)
   end
 
   describe_runs("at full size is the same twice, with any number of threads, and resumed", full,

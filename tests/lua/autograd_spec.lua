@@ -1,17 +1,9 @@
 -- Gradients as Lua sees them: variables, backward, grad, no_grad, gradcheck, the tape.
+local expect = require "expect"
 local xt = require "xtrain"
 
-local function message_of(fn)
-  local ok, message = pcall(fn)
-  assert.is_false(ok)
-  return message
-end
-
-local function raises(wanted, fn)
-  local message = message_of(fn)
-  assert.is_truthy(message:find(wanted, 1, true), "got: " .. message)
-  assert.is_truthy(message:find("autograd_spec.lua:%d+: "), "no line of the caller: " .. message)
-end
+local message_of = expect.message_of
+local function raises(wanted, fn) expect.raises_in("autograd_spec.lua", wanted, fn) end
 
 -- The line of this file that is running.
 local function line() return debug.getinfo(2, "l").currentline end

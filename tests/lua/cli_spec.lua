@@ -1,5 +1,6 @@
 -- The verbs that work on models and texts: tokenize, generate, eval, export.
 local xt = require "xtrain"
+local files = require "files"
 local program = os.getenv "XTRAIN"
 
 if not program then
@@ -7,22 +8,10 @@ if not program then
   return
 end
 
+local read = files.read
 local dir -- of this file's own, with a tokenizer and a model in it
 
-local function read(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read("a")
-  file:close()
-  return text
-end
-
-local function write(name, text)
-  local path = dir .. "/" .. name
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-  return path
-end
+local function write(name, text) return files.write(dir .. "/" .. name, text) end
 
 -- Standard output, standard error, exit status. input: a shell command that goes before the pipe.
 local function run(words, input)

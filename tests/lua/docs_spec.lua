@@ -1,12 +1,6 @@
 -- The Lua code of README.md and docs/ runs, and prints what its comments --> say.
 local xt = require "xtrain"
-
-local function read(path)
-  local file = assert(io.open(path))
-  local text = file:read "a"
-  file:close()
-  return text
-end
+local read = require("files").read
 
 local pages = { "README.md" }
 for _, name in ipairs(require "xtrain.core.file".list("docs")) do

@@ -20,22 +20,9 @@ local function test(title, fn)
   end)
 end
 
--- Every one of these runs must be the first.
-local function all_equal(place, runs)
-  local first
-  for _, words in ipairs(runs) do
-    local out = ("run " .. words):gsub("%W", "")
-    place:must(words .. " out=" .. out)
-    local digests = place:digests(out, STEPS)
-    first = first or digests
-    assert.are.same(first, digests, words)
-  end
-  return first
-end
-
 describe("a run of the tiny recipe", function()
   test("is the same twice, and another with another seed", function(place)
-    local first = all_equal(place, { "", " keep=2" })
+    local first = place:all_equal({ "", " keep=2" }, STEPS)
     place:must "seed=2 out=other"
     local other = place:digests("other", STEPS)
     assert.are_not.equal(first.run, other.run)
@@ -63,17 +50,17 @@ describe("a run of the tiny recipe", function()
 
   for _, dtype in ipairs { "f32", "bf16" } do
     test("does not depend on what is recomputed, in " .. dtype, function(place)
-      all_equal(place, { "recompute=none dtype=" .. dtype, "recompute=block dtype=" .. dtype,
-        "recompute=selective dtype=" .. dtype })
+      place:all_equal({ "recompute=none dtype=" .. dtype, "recompute=block dtype=" .. dtype,
+        "recompute=selective dtype=" .. dtype }, STEPS)
     end)
   end
 
   test("does not depend on how often it is evaluated or logged", function(place)
-    all_equal(place, { "eval_every=0", "eval_every=1", "eval_every=5 log_every=7" })
+    place:all_equal({ "eval_every=0", "eval_every=1", "eval_every=5 log_every=7" }, STEPS)
   end)
 
   test("does not depend on the number of threads", function(place)
-    all_equal(place, { "threads=1", "threads=2", "threads=3", "threads=4" })
-    all_equal(place, { "dtype=bf16 threads=1", "dtype=bf16 threads=4" })
+    place:all_equal({ "threads=1", "threads=2", "threads=3", "threads=4" }, STEPS)
+    place:all_equal({ "dtype=bf16 threads=1", "dtype=bf16 threads=4" }, STEPS)
   end)
 end)

@@ -1,18 +1,12 @@
 -- The manual page says what the program's usage says, renders, and is installed where man finds it.
 local file = (require "xtrain") and require "xtrain.core.file"
+local read = require("files").read
 local program = os.getenv "XTRAIN"
 
 local function capture(command)
   local pipe = assert(io.popen("LD_PRELOAD= " .. command .. " 2>&1"))
   local text = pipe:read "a"
   return text, pipe:close()
-end
-
-local function read(path)
-  local handle = assert(io.open(path))
-  local text = handle:read "a"
-  handle:close()
-  return text
 end
 
 local page = read "docs/xtrain.1"

@@ -2,6 +2,7 @@
 -- those they say, shards are held out at their end, and each runs small on any machine.
 local xt = require "xtrain"
 local file = require "xtrain.core.file"
+local files = require "files"
 local training = require "training"
 
 local ROOT = training.tests:match "^(.*)/tests$"
@@ -121,9 +122,7 @@ describe("data.tokens", function()
 
   setup(function()
     path = os.tmpname()
-    local ids = {}
-    for i = 1, 100 do ids[i] = i - 1 end
-    assert(xt.data.write_shard(path, ids))
+    files.shard(path, 100)
   end)
   teardown(function() os.remove(path) end)
 

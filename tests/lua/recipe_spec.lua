@@ -1,8 +1,10 @@
 -- Recipes as they are run: options, digest, saves, resume, Ctrl-C. Each run is its own process.
 local xt = require "xtrain"
 local file = require "xtrain.core.file"
+local files = require "files"
 local save = require "xtrain.save"
 local active = require "xtrain.active"
+local training = require "training"
 
 local PROGRAM = os.getenv "XTRAIN"
 local dir
@@ -52,20 +54,10 @@ local function run_recipe(words, prefix)
   return code, (file.read(dir .. "/stdout")), (file.read(dir .. "/stderr"))
 end
 
-local function rows(out)
-  local list = {}
-  for line in assert(file.read(out .. "/metrics.jsonl")):gmatch "[^\n]+" do
-    local row = xt.json.decode(line)
-    row.tokens_per_s = nil
-    list[#list + 1] = row
-  end
-  return list
-end
-
 local function bytes(path) return assert(file.read(path)) end
 
 local function same_run(a, b, step)
-  assert.are.same(rows(a), rows(b))
+  assert.are.same(training.rows(a), training.rows(b))
   for _, name in ipairs { "model.safetensors", "optim.safetensors" } do
     assert.are.equal(bytes(("%s/%s/%s"):format(a, save.name(step), name)),
       bytes(("%s/%s/%s"):format(b, save.name(step), name)))
@@ -82,9 +74,7 @@ local function test(title, fn)
     os.remove(dir)
     assert(file.mkdir(dir))
     assert(file.write_atomic(dir .. "/small.lua", RECIPE))
-    local ids = {}
-    for i = 1, 600 do ids[i] = xt.seed(1, i) % 13 end
-    assert(xt.data.write_shard(dir .. "/tokens.bin", ids))
+    files.shard(dir .. "/tokens.bin", 600, 13)
     local ok, message = pcall(fn)
     file.remove_tree(dir)
     if not ok then error(message, 0) end
@@ -139,10 +129,10 @@ describe("a run", function()
     assert.are.equal(0, (run_recipe("out=" .. dir .. "/a")))
     assert.are.equal(0, (run_recipe("out=" .. dir .. "/b")))
     same_run(dir .. "/a", dir .. "/b", 6)
-    local last = rows(dir .. "/a")
+    local last = training.rows(dir .. "/a")
     assert.are.equal(6, last[#last].step)
     assert.are.equal(0, (run_recipe("seed=2 out=" .. dir .. "/c")))
-    assert.are_not.same(rows(dir .. "/a"), rows(dir .. "/c"))
+    assert.are_not.same(training.rows(dir .. "/a"), training.rows(dir .. "/c"))
   end)
 
   test("killed and resumed is the run that was never killed", function()
@@ -195,7 +185,7 @@ describe("a run", function()
     assert.matches("save of step 2 failed, training goes on", errors)
     assert.are.same({}, save.list(dir .. "/a"))
     for _, name in ipairs(file.list(dir .. "/a")) do assert.is_nil(name:find "part") end
-    assert.are.equal(6, rows(dir .. "/a")[#rows(dir .. "/a")].step)
+    assert.are.equal(6, training.rows(dir .. "/a")[#training.rows(dir .. "/a")].step)
   end)
 
   test("does not write over another run", function()
@@ -209,7 +199,7 @@ describe("a run", function()
     local code, _, errors = run_recipe("poison=2 out=" .. dir .. "/a")
     assert.are.equal(0, code)
     assert.matches("step 2 skipped, nothing changed: .*not finite: blocks.1.attn", errors)
-    assert.are.equal(1, rows(dir .. "/a")[4].skipped)
+    assert.are.equal(1, training.rows(dir .. "/a")[4].skipped)
     code, _, errors = run_recipe("ignore=true steps=2 out=" .. dir .. "/b")
     assert.are.equal(0, code)
     assert.matches("step 1 skipped, nothing changed: no label", errors)
@@ -220,7 +210,7 @@ describe("a run", function()
     for _, shape in ipairs { "batch=4 accum=1", "batch=2 accum=2", "batch=1 accum=4" } do
       local out = dir .. "/" .. shape:gsub("%W", "")
       assert.are.equal(0, (run_recipe(shape .. " dropout=0.0 out=" .. out)))
-      local loss = rows(out)[1].loss
+      local loss = training.rows(out)[1].loss
       first = first or loss
       assert.is_near(first, loss, 1e-5)
     end
@@ -250,9 +240,7 @@ describe("data.tokens", function()
 
   setup(function()
     path = os.tmpname()
-    local ids = {}
-    for i = 1, 101 do ids[i] = i - 1 end
-    assert(xt.data.write_shard(path, ids))
+    files.shard(path, 101)
   end)
   teardown(function() os.remove(path) end)
 

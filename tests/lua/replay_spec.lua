@@ -19,17 +19,6 @@ local function test(title, fn)
   end)
 end
 
--- The logged losses, norms and learning rates of a run, and its digests.
-local function rows(place, out)
-  local list = {}
-  for line in place:read(out .. "/metrics.jsonl"):gmatch "[^\n]+" do
-    local row = xt.json.decode(line)
-    row.tokens_per_s = nil
-    list[#list + 1] = row
-  end
-  return list
-end
-
 describe("a run with graph=true", function()
   test("is the eager run over 200 steps, in every process, also in bf16", function(place)
     for _, more in ipairs { "", " dtype=bf16" } do
@@ -37,10 +26,10 @@ describe("a run with graph=true", function()
       place:must("graph=false out=" .. out[1] .. more)
       place:must("graph=true out=" .. out[2] .. more)
       place:must("graph=true out=" .. out[3] .. more)
-      local want = rows(place, out[1])
+      local want = place:rows(out[1])
       assert.is_true(#want >= STEPS)
       for i = 2, 3 do
-        assert.are.same(want, rows(place, out[i]))
+        assert.are.same(want, place:rows(out[i]))
         assert.are.same(place:digests(out[1], STEPS), place:digests(out[i], STEPS))
       end
     end

@@ -1,18 +1,9 @@
 -- Tensors as Lua sees them: constructors, properties, indexing, printing, errors, arguments of ops.
+local expect = require "expect"
 local xt = require "xtrain"
 
--- The message of what fn raises, with the line of this file it names.
-local function message_of(fn)
-  local ok, message = pcall(fn)
-  assert.is_false(ok)
-  return message
-end
-
-local function raises(wanted, fn)
-  local message = message_of(fn)
-  assert.is_truthy(message:find(wanted, 1, true), "got: " .. message)
-  assert.is_truthy(message:find("tensor_spec.lua:%d+: "), "no line of the caller: " .. message)
-end
+local message_of = expect.message_of
+local function raises(wanted, fn) expect.raises_in("tensor_spec.lua", wanted, fn) end
 
 describe("constructors", function()
   it("make a tensor of nested tables", function()

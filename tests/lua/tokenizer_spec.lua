@@ -1,35 +1,15 @@
 -- The tokenizer as a user sees it. Parity with the Hugging Face library runs on files outside the
 -- project, where they are there.
 local xt = require "xtrain"
+local files = require "files"
 
 local SHARED = "../shared/"
+local read, write = files.read, files.write
 
 local function exists(path)
   local file = io.open(path)
   if file then file:close() end
   return file ~= nil
-end
-
-local function read(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read("a")
-  file:close()
-  return text
-end
-
-local function write(path, text)
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-  return path
-end
-
-local function temporary()
-  local path = os.tmpname()
-  os.remove(path)
-  finally(function() os.execute("rm -rf '" .. path .. "'") end)
-  assert(os.execute("mkdir '" .. path .. "'"))
-  return path
 end
 
 -- A vocabulary of its own: bytes, merges, one control token.
@@ -81,7 +61,7 @@ describe("tokenizer", function()
   end)
 
   it("takes the spelling of a control token for text unless asked", function()
-    local tok = small(temporary())
+    local tok = small(files.temporary(finally))
     local id = tok:id("<|end|>")
     assert.are.equal(tok.vocab_size - 1, id)
     local text = "a<|end|>b<|en"
@@ -114,7 +94,7 @@ describe("tokenizer", function()
   end)
 
   it("brings back any bytes, valid UTF-8 or not", function()
-    local tok = small(temporary())
+    local tok = small(files.temporary(finally))
     local all = {}
     for i = 0, 255 do all[i + 1] = string.char(i) end
     for _, text in ipairs { "", "\0", table.concat(all), table.concat(all):reverse(),
@@ -144,7 +124,7 @@ describe("tokenizer", function()
   end)
 
   it("packs ids for a shard without a Lua value each", function()
-    local tok = small(temporary())
+    local tok = small(files.temporary(finally))
     local text = "the cat sat on the \0\xff mat"
     local packed, width = tok:encode_bytes(text)
     local ids = tok:encode(text)
@@ -154,7 +134,7 @@ describe("tokenizer", function()
 
   it("saves what it loads again, byte for byte the same", function()
     for _, pattern in ipairs { "gpt2", "qwen" } do
-      local dir = temporary()
+      local dir = files.temporary(finally)
       local tok = small(dir, pattern)
       assert(tok:save(dir .. "/a"))
       local again = assert(xt.tokenizer.load(dir .. "/a"))
@@ -167,21 +147,21 @@ describe("tokenizer", function()
   end)
 
   it("trains the same vocabulary from the same text", function()
-    local dir = temporary()
+    local dir = files.temporary(finally)
     assert(small(dir):save(dir .. "/a"))
     assert(small(dir):save(dir .. "/b"))
     assert.are.equal(read(dir .. "/a/tokenizer.json"), read(dir .. "/b/tokenizer.json"))
   end)
 
   it("stops early when no pair is left that is seen twice", function()
-    local dir = temporary()
+    local dir = files.temporary(finally)
     local path = write(dir .. "/text", "aaaa aaaa")
     local tok = assert(xt.tokenizer.train { files = path, vocab = 1000, pattern = "gpt2" })
     assert.is_true(tok.vocab_size < 262)
   end)
 
   it("returns nil and a sentence that names the file when one cannot be used", function()
-    local dir = temporary()
+    local dir = files.temporary(finally)
     local tok, message = xt.tokenizer.load(dir .. "/none.json")
     assert.is_nil(tok)
     assert.has_match("none.json: No such file", message)

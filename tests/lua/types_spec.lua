@@ -1,13 +1,7 @@
 -- lua/xtrain/types.lua, what editors read: every function of the library is in it, with parameters
 -- and a text, and every type that it names is defined.
 local xt = require "xtrain"
-
-local function read(path)
-  local file = assert(io.open(path))
-  local text = file:read "a"
-  file:close()
-  return text
-end
+local read = require("files").read
 
 local text = read "lua/xtrain/types.lua"
 

@@ -2,6 +2,7 @@
 local xt = require "xtrain"
 local active = require "xtrain.active"
 local file = require "xtrain.core.file"
+local files = require "files"
 local save = require "xtrain.save"
 local training = require "training"
 
@@ -51,9 +52,7 @@ local function test(title, fn)
   it(title, function()
     if not training.program then return pending "XTRAIN does not name the program" end
     training.in_place("files=tokens.bin", function(place)
-      local ids = {}
-      for i = 1, 600 do ids[i] = xt.seed(1, i) % 13 end
-      assert(xt.data.write_shard(place.dir .. "/tokens.bin", ids))
+      files.shard(place.dir .. "/tokens.bin", 600, 13)
       local script = place:write("small.lua", RECIPE)
       -- A run of the recipe; a verb of the program: status, and what it says.
       local function train(words) place:must(words, script) end
@@ -365,9 +364,7 @@ end)
 describe("a resumed run", function()
   test("is the straight one where the save lies at the end of an epoch, with the rate of its step",
     function(place, train)
-      local ids = {}
-      for i = 1, 97 do ids[i] = xt.seed(2, i) % 13 end -- 12 windows: an epoch is 3 steps of 4
-      assert(xt.data.write_shard(place.dir .. "/short.bin", ids))
+      files.shard(place.dir .. "/short.bin", 97, 13, 2) -- 12 windows: an epoch is 3 steps of 4
       local words = " files=short.bin steps=6 save_every=3 log_every=1 out="
       train(words .. "a")
       train("resume=a/step-00000003" .. words .. "b")
