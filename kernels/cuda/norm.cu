@@ -313,7 +313,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-#define COLUMNS 32 /* that a block of these kernels has side by side */
+#define COLUMNS 32 /* that a block of gain_parts has side by side */
 
 /* The gains' gradients alone: a block sums COLUMNS columns of its share of the rows. */
 template <class T, bool LAYER>
@@ -346,27 +346,6 @@ gain_parts(const __grid_constant__ struct xt_rows g, const __grid_constant__ str
     R *part = parts + (int64_t)blockIdx.y * (LAYER ? 2 : 1) * d;
     part[c] = dw;
     if constexpr (LAYER) part[d + c] = db;
-}
-
-/* The sum over parts of each of `width` numbers: the first d are dw's, what follows db's. Line k of
-   a block adds parts k, k + TALL, ..., then the lines are added in order. */
-template <class R>
-static __global__ void add_parts(const R *parts, int n_parts, int64_t width, int64_t d, R *dw,
-                                 R *db) {
-    constexpr int TALL = THREADS / COLUMNS;
-    __shared__ R all[TALL][COLUMNS];
-    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
-    R sum = 0;
-    if (c < width)
-        for (int p = (int)threadIdx.y; p < n_parts; p += TALL) sum += parts[p * width + c];
-    all[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (c >= width || threadIdx.y != 0) return;
-    for (int k = 1; k < TALL; k++) sum += all[k][threadIdx.x];
-    if (c < d)
-        dw[c] = sum;
-    else
-        db[c - d] = sum;
 }
 
 /* What one launch of a gradient works on. */
@@ -446,11 +425,8 @@ static enum xt_status norm_grad_of(struct xt_ctx *ctx, const struct xt_launch *l
     else
         status = launch_rows<T, LAYER, THREADS, THREADS, HELD>(ctx, &p, parts, n_parts);
     if (gain && status == XT_OK) {
-        const dim3 block(COLUMNS, THREADS / COLUMNS);
         R *dw = (R *)xt_data(l->out[1]), *db = LAYER ? (R *)xt_data(l->out[2]) : NULL;
-        add_parts<<<xt_cuda_blocks(width, COLUMNS), block, 0, xt_cuda_stream(ctx)>>>(
-            parts, (int)n_parts, width, d, dw, db);
-        status = xt_cuda_launched(ctx);
+        status = xt_sum_parts(ctx, parts, n_parts, width, d, dw, db);
     }
     if (gain) xt_scratch_put(ctx, XT_CUDA, parts, bytes);
     return status;

@@ -23,8 +23,6 @@
 #define STEPS 4    /* rows of a unit that a thread of backward works on, one after the other */
 #define PARTS 264  /* of the rows, at most, whose gains' gradients are summed together */
 #define ROOM 40960 /* bytes of shared memory for the angles of a unit, unless one row needs more */
-#define COLUMNS 8  /* of the gain's gradient that a block adds */
-#define TALL 128   /* its threads for each of them */
 
 /* ---- how the rows are cut into units --------------------------------------------------------- */
 
@@ -486,23 +484,6 @@ static __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-/* dw = the sum over parts: thread y of a column adds parts y, y + TALL, ..., then a tree. */
-template <class R>
-static __global__ void norm_rope_gain(const R *parts, int n_parts, int64_t d, R *dw) {
-    __shared__ R all[TALL][COLUMNS];
-    const int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
-    R sum = 0;
-    if (c < d)
-        for (int p = (int)threadIdx.y; p < n_parts; p += TALL) sum += parts[p * d + c];
-    all[threadIdx.y][threadIdx.x] = sum;
-    for (int step = TALL / 2; step; step /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.y < step)
-            all[threadIdx.y][threadIdx.x] += all[threadIdx.y + step][threadIdx.x];
-    }
-    if (c < d && threadIdx.y == 0) dw[c] = all[0][threadIdx.x];
-}
-
 /* ---- the host's side ------------------------------------------------------------------------- */
 
 /* Threads a row and elements of a vector: 16 bytes, or 1 where rows do not lie well or are long. */
@@ -590,11 +571,8 @@ static enum xt_status norm_rope_grad_of(struct xt_ctx *ctx, const struct xt_laun
         norm_rope_grad_rows<T, INTERLEAVED, LANES, N><<<n_parts, THREADS, room, stream>>>(
             w, f, gq, weight, from_g, from_x, rstds, dx, parts);
         enum xt_status status = xt_cuda_launched(ctx);
-        if (gain && status == XT_OK) {
-            norm_rope_gain<<<xt_cuda_blocks(D, COLUMNS), dim3(COLUMNS, TALL), 0, stream>>>(
-                parts, (int)n_parts, D, (R *)xt_data(l->out[1]));
-            status = xt_cuda_launched(ctx);
-        }
+        if (gain && status == XT_OK)
+            status = xt_sum_parts(ctx, parts, n_parts, D, D, (R *)xt_data(l->out[1]), (R *)NULL);
         if (gain) xt_scratch_put(ctx, XT_CUDA, parts, bytes);
         return status;
     });

@@ -146,6 +146,50 @@ __device__ inline void xt_load_gain(const struct xt_gain &g, int64_t i, xt_real<
     }
 }
 
+#define XT_PARTS_COLUMNS 8 /* that a block of xt_sum_parts adds up */
+#define XT_PARTS_LINES 128 /* its threads for each of them */
+#define XT_PARTS_AHEAD 8   /* parts that a thread has on their way */
+
+/* The sum over parts of each of `width` numbers: the first d go to dw, what follows to db. Thread y
+   of a column adds parts y, y + LINES, ... in order, then the threads' sums are added as a tree. */
+template <class R>
+static __global__ void __launch_bounds__(XT_PARTS_COLUMNS *XT_PARTS_LINES)
+    xt_sum_parts_kernel(const R *parts, int n_parts, int64_t width, int64_t d, R *dw, R *db) {
+    constexpr int LINES = XT_PARTS_LINES, AHEAD = XT_PARTS_AHEAD;
+    __shared__ R all[LINES][XT_PARTS_COLUMNS];
+    const int64_t c = (int64_t)blockIdx.x * XT_PARTS_COLUMNS + threadIdx.x;
+    const int line = (int)threadIdx.y;
+    R sum = 0;
+    for (int first = line; c < width && first < n_parts; first += LINES * AHEAD) {
+        R next[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int part = first + k * LINES;
+            next[k] = part < n_parts ? parts[part * width + c] : R(0);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) sum += next[k];
+    }
+    all[line][threadIdx.x] = sum;
+    for (int step = LINES / 2; step; step /= 2) {
+        __syncthreads();
+        if (line < step) all[line][threadIdx.x] += all[line + step][threadIdx.x];
+    }
+    if (c >= width || line != 0) return;
+    if (c < d)
+        dw[c] = all[0][threadIdx.x];
+    else
+        db[c - d] = all[0][threadIdx.x];
+}
+template <class R>
+static enum xt_status xt_sum_parts(struct xt_ctx *ctx, const R *parts, unsigned n_parts,
+                                   int64_t width, int64_t d, R *dw, R *db) {
+    xt_sum_parts_kernel<<<xt_cuda_blocks(width, XT_PARTS_COLUMNS),
+                          dim3(XT_PARTS_COLUMNS, XT_PARTS_LINES), 0, xt_cuda_stream(ctx)>>>(
+        parts, (int)n_parts, width, d, dw, db);
+    return xt_cuda_launched(ctx);
+}
+
 /* No rows, or empty ones: outputs that are left, such as the gradient of a gain, are zero. */
 static inline enum xt_status xt_fill_nothing(struct xt_ctx *ctx, const struct xt_launch *l) {
     for (int i = 0; i < l->n_out; i++)
