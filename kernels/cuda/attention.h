@@ -1,9 +1,9 @@
 /*
  * attention.h: what the attention kernels share: the problem of one call, and who sees whom.
  *
- * The definition is kernels/cpu/attention.c. attention.cu is one thread an element, in f32 and f64;
- * attention_wgmma.cu and attention_mma.cu, each with its NAME_grad.cu, are bf16 on the tensor cores;
- * attention_softmax.cu is the composed form's.
+ * The definition is kernels/cpu/attention.c. attention.cu is f32 and f64 on the ordinary cores;
+ * attention_wgmma.cu and attention_mma.cu, each with its NAME_grad.cu, are bf16 on the tensor
+ * cores; attention_softmax.cu is the composed form's.
  */
 #ifndef XT_CUDA_ATTENTION_H
 #define XT_CUDA_ATTENTION_H
