@@ -14,8 +14,6 @@
 
 #include "attention_wgmma.h"
 
-static __device__ struct xt_counter forward_counter;
-
 /* Where things lie in shared memory, in bytes; tiles first, for they are aligned. */
 template <int D, int KEYS, int GROUPS, int TURNS, int STAGES> struct xt_forward_room {
     static constexpr uint32_t owned = GROUPS * xt_tile_bytes<64, D>, tile = xt_tile_bytes<KEYS, D>;
@@ -28,7 +26,8 @@ template <int D, int KEYS, int GROUPS, int TURNS, int STAGES> struct xt_forward_
 template <int D, int KEYS, int GROUPS, int BLOCKS, int TURNS, int STAGES, bool PAIRS>
 static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     attend(const __grid_constant__ struct xt_attention p,
-           const __grid_constant__ struct xt_deal deal, bool aligned) {
+           const __grid_constant__ struct xt_deal deal, struct xt_cuda_counter *counter,
+           bool aligned) {
 #if XT_WGMMA
     using room = xt_forward_room<D, KEYS, GROUPS, TURNS, STAGES>;
     using registers = xt_registers<GROUPS, BLOCKS, GROUPS == 2 && BLOCKS == 1 ? 40 : 32>;
@@ -69,7 +68,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
                 xt_brought(v_full + 8 * stage, aligned);
             }
         };
-        xt_bring_items<TURNS>(deal.heads * deal.tiles, &forward_counter, slots, q_full, bring);
+        xt_bring_items<TURNS>(deal.heads * deal.tiles, counter, slots, q_full, bring);
         return;
     }
     xt_registers_to_compute<registers>();
@@ -179,7 +178,7 @@ static enum xt_status launch_attend(struct xt_ctx *ctx, const struct xt_attentio
     const struct xt_deal deal = xt_deal_queries(p, ROWS);
     return xt_attention_launch(ctx, attend<D, KEYS, GROUPS, BLOCKS, TURNS, STAGES, PAIRS>,
                                xt_persistent_blocks(ctx, xt_deal_items(deal), BLOCKS),
-                               (GROUPS + 1) * 128, BYTES, p, deal,
+                               (GROUPS + 1) * 128, BYTES, p, deal, xt_cuda_counter(ctx),
                                xt_heads_aligned(p.q, p.k, p.v, p.out));
 }
 

@@ -16,12 +16,6 @@
 
 #define XT_BRINGERS 128 /* threads of the first warpgroup */
 
-/* Items are handed out in order to whichever block asks first: an item's results do not depend on
-   who computes it. The last block to leave makes it ready for the next launch. */
-struct xt_counter {
-    unsigned next, left; /* items handed out beyond each block's first; blocks that have left */
-};
-
 /* Blocks for so many items, `blocks` on a multiprocessor. */
 static inline unsigned xt_persistent_blocks(const struct xt_ctx *ctx, unsigned items, int blocks) {
     const unsigned most = (unsigned)(blocks * xt_cuda_multiprocessors(ctx));
@@ -75,12 +69,13 @@ __device__ inline void xt_ring_init(uint32_t barriers, int places, int groups) {
 }
 
 /*
- * The bringing warpgroup's loop: bring(at, place, full) for each item of this block; `items` is
+ * The bringing warpgroup's loop: bring(at, place, full) for each item of this block, which are
+ * handed out in order to whichever block asks first: results do not depend on who it is. `items` is
  * their number, `slots` are TURNS numbers in shared memory by which all learn the item, -1 the end.
  */
 template <int TURNS, class F>
-__device__ inline void xt_bring_items(int64_t items, struct xt_counter *counter, int64_t *slots,
-                                      uint32_t full, F bring) {
+__device__ inline void xt_bring_items(int64_t items, struct xt_cuda_counter *counter,
+                                      int64_t *slots, uint32_t full, F bring) {
     const uint32_t empty = full + 8 * TURNS;
     const bool first = threadIdx.x == 0;
     int64_t at = blockIdx.x;

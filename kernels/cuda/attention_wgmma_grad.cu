@@ -11,8 +11,6 @@
 
 #include "attention_wgmma.h"
 
-static __device__ struct xt_counter keys_counter, queries_counter;
-
 /* Where things lie in shared memory, in bytes; tiles first, for they are aligned. */
 template <int D, int MET, int GROUPS, int TURNS, int STAGES> struct xt_backward_room {
     static constexpr uint32_t owned = GROUPS * xt_tile_bytes<64, D>, tile = xt_tile_bytes<MET, D>;
@@ -49,7 +47,8 @@ __device__ static struct xt_key_tile key_tile(const struct xt_attention &p,
 template <int D, int OUT, int QUERIES, int GROUPS, int BLOCKS, int TURNS, int STAGES, bool PAIRS>
 static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     keys_grad(const __grid_constant__ struct xt_attention p,
-              const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
+              const __grid_constant__ struct xt_deal deal, struct xt_cuda_counter *counter,
+              bool aligned, bool aligned_out) {
 #if XT_WGMMA
     using room = xt_backward_room<D, QUERIES, GROUPS, TURNS, STAGES>;
     using registers = xt_registers<GROUPS, BLOCKS, GROUPS == 2 && BLOCKS == 1 ? 24 : 32>;
@@ -101,8 +100,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
                 if (row0 >= p.sq) row0 = w.first, h++;
             }
         };
-        xt_bring_items<TURNS>(deal.heads * deal.tiles * HALVES, &keys_counter, slots, owned_full,
-                              bring);
+        xt_bring_items<TURNS>(deal.heads * deal.tiles * HALVES, counter, slots, owned_full, bring);
         return;
     }
     xt_registers_to_compute<registers>();
@@ -239,7 +237,8 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
 template <int D, int KEYS, int GROUPS, int BLOCKS, int TURNS, int STAGES, bool PAIRS>
 static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     queries_grad(const __grid_constant__ struct xt_attention p,
-                 const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
+                 const __grid_constant__ struct xt_deal deal, struct xt_cuda_counter *counter,
+                 bool aligned, bool aligned_out) {
 #if XT_WGMMA
     using room = xt_backward_room<D, KEYS, GROUPS, TURNS, STAGES>;
     using registers = xt_registers<GROUPS, BLOCKS, GROUPS == 2 && BLOCKS == 1 ? 40 : 32>;
@@ -277,7 +276,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
                 xt_brought(full + 8 * stage, aligned);
             }
         };
-        xt_bring_items<TURNS>(deal.heads * deal.tiles, &queries_counter, slots, owned_full, bring);
+        xt_bring_items<TURNS>(deal.heads * deal.tiles, counter, slots, owned_full, bring);
         return;
     }
     xt_registers_to_compute<registers>();
@@ -388,7 +387,7 @@ static enum xt_status launch_keys(struct xt_ctx *ctx, const struct xt_attention 
     return xt_attention_launch(
         ctx, keys_grad<D, OUT, QUERIES, GROUPS, BLOCKS, TURNS, STAGES, PAIRS>,
         xt_persistent_blocks(ctx, items, BLOCKS), (GROUPS + 1) * 128, BYTES, p, deal,
-        xt_heads_aligned(p.q, p.k, p.v, p.g), xt_heads_aligned(p.dk, p.dv));
+        xt_cuda_counter(ctx), xt_heads_aligned(p.q, p.k, p.v, p.g), xt_heads_aligned(p.dk, p.dv));
 }
 
 template <int D, int KEYS, int GROUPS, int BLOCKS, int TURNS, int STAGES, bool PAIRS>
@@ -398,7 +397,7 @@ static enum xt_status launch_queries(struct xt_ctx *ctx, const struct xt_attenti
     const struct xt_deal deal = xt_deal_queries(p, ROWS);
     return xt_attention_launch(ctx, queries_grad<D, KEYS, GROUPS, BLOCKS, TURNS, STAGES, PAIRS>,
                                xt_persistent_blocks(ctx, xt_deal_items(deal), BLOCKS),
-                               (GROUPS + 1) * 128, BYTES, p, deal,
+                               (GROUPS + 1) * 128, BYTES, p, deal, xt_cuda_counter(ctx),
                                xt_heads_aligned(p.q, p.k, p.v, p.g), xt_heads_aligned(p.dq));
 }
 

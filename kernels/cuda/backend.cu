@@ -43,6 +43,7 @@ struct cuda {
     int *any_device;           /* the same word, as the device sees it */
     struct fault_note notes[FAULTS];
     int next_fault;
+    struct xt_cuda_counter *counter; /* on the device */
     struct stage stages[STAGES];
     int next_stage;
 };
@@ -73,6 +74,10 @@ int xt_cuda_capability(const struct xt_ctx *ctx) {
     return 10 * cuda_of(ctx)->properties.major + cuda_of(ctx)->properties.minor;
 }
 
+struct xt_cuda_counter *xt_cuda_counter(const struct xt_ctx *ctx) {
+    return cuda_of(ctx)->counter;
+}
+
 struct xt_cublas **xt_cuda_cublas(const struct xt_ctx *ctx) {
     return &cuda_of(ctx)->cublas;
 }
@@ -88,6 +93,7 @@ static void close_cuda(struct xt_ctx *ctx, void *state) {
         if (c->stages[i].data) cudaFreeHost(c->stages[i].data);
     }
     if (c->worst) cudaFree(c->worst);
+    if (c->counter) cudaFree(c->counter);
     if (c->any_host) cudaFreeHost((void *)c->any_host);
     if (c->stream) cudaStreamDestroy(c->stream);
     free(c);
@@ -109,6 +115,8 @@ static enum xt_status open_cuda(struct xt_ctx *ctx, void **state) {
     XT_CUDA_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
     XT_CUDA_TRY(cudaMalloc((void **)&c->worst, FAULTS * sizeof *c->worst));
     XT_CUDA_TRY(cudaMemset(c->worst, 0xFF, FAULTS * sizeof *c->worst));
+    XT_CUDA_TRY(cudaMalloc((void **)&c->counter, sizeof *c->counter));
+    XT_CUDA_TRY(cudaMemset(c->counter, 0, sizeof *c->counter));
     XT_CUDA_TRY(cudaHostAlloc((void **)&c->any_host, sizeof(int), cudaHostAllocMapped));
     *c->any_host = 0;
     XT_CUDA_TRY(cudaHostGetDevicePointer((void **)&c->any_device, (void *)c->any_host, 0));

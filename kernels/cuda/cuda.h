@@ -48,6 +48,13 @@ struct xt_cuda_fault {
 extern "C" struct xt_cuda_fault xt_cuda_fault(struct xt_ctx *ctx, const struct xt_op *op,
                                               const char *name, const char *wanted);
 
+/* How many items of work a launch has handed out, where blocks stay and take one after the other.
+   Zeros between launches; the last block to leave sees to that. */
+struct xt_cuda_counter {
+    unsigned next, left; /* items beyond each block's first; blocks that have left */
+};
+extern "C" struct xt_cuda_counter *xt_cuda_counter(const struct xt_ctx *ctx); /* on the device */
+
 /* The seed of a SEED parameter: a number, or where it lies on the device. */
 struct xt_cuda_seed {
     uint64_t value;
