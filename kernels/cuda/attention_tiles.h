@@ -173,7 +173,7 @@ __device__ inline void xt_softmax_keys(const struct xt_attention &p, uint64_t se
     }
 }
 
-/* A row's 1 / l, by which o is multiplied, for rows l / 4 and l / 4 + 8 of lane l. lse is written. */
+/* by is 1 / l, with which o is multiplied, of rows l / 4 and l / 4 + 8 of lane l; lse is written. */
 __device__ inline void xt_softmax_end(const struct xt_attention &p, int64_t b, int64_t h,
                                       int64_t row, const struct xt_running &r, float (&by)[2]) {
 #pragma unroll
