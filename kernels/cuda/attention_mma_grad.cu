@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     xt_copies_commit();
     for (int i = 0; i < n; i++) {
         uint32_t this_q = q + (i & 1) * TILE, this_g = g + (i & 1) * TILE;
-        const float *values = row_values + (i & 1) * 2 * QUERIES + lane % 4 * 2;
+        const float2 *values = (const float2 *)(row_values + (i & 1) * 2 * QUERIES) + lane % 4;
         int64_t h = kv * p.group + i / a_head, row0 = first + (int64_t)(i % a_head) * QUERIES;
         xt_copies_wait();
         __syncthreads();
@@ -83,13 +83,10 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
         xt_copies_commit();
         xt_mma_rows<J, ROWS, D>(s, k, group * 64, this_q);
         xt_mma_rows<J, ROWS, D>(dp, v, group * 64, this_g);
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-            float2 lse = *(const float2 *)(values + 8 * j);
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                s[j][e] = xt_exp2(s[j][e] * log2_scale - (e % 2 ? lse.y : lse.x));
-        }
+        xt_each<J>([&](int j, int e) {
+            const float2 lse = values[4 * j];
+            s[j][e] = xt_exp2(s[j][e] * log2_scale - (e % 2 ? lse.y : lse.x));
+        });
         struct xt_pair_bits bits;
         if (PAIRS) {
             bits = xt_pairs<J, true>(p, seed, b, h, key, row0);
@@ -103,36 +100,24 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
                 int64_t at = p.causal ? key + 8 * half - (p.sk - p.sq) - row0 - lane % 4 * 2 : 0;
                 from[half] = key + 8 * half >= keys ? QUERIES : at < QUERIES ? (int)at : QUERIES;
             }
-#pragma unroll
-            for (int j = 0; j < J; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (8 * j + e % 2 < from[e / 2]) s[j][e] = 0;
+            xt_each<J>([&](int j, int e) {
+                if (8 * j + e % 2 < from[e / 2]) s[j][e] = 0;
+            });
         }
         if (PAIRS && p.p > 0) {
             float kept[J][4];
-#pragma unroll
-            for (int j = 0; j < J; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    kept[j][e] =
-                        bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? s[j][e] * keep_scale : 0.0f;
+            xt_each<J>([&](int j, int e) { kept[j][e] = s[j][e]; });
+            xt_drop(bits, keep_scale, kept);
             xt_pack_left(a, kept);
         } else {
             xt_pack_left(a, s);
         }
         xt_mma_columns<D>(dv, a, this_g, column0);
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-            float2 delta = *(const float2 *)(values + QUERIES + 8 * j);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float x = dp[j][e];
-                if (PAIRS && p.p > 0)
-                    x = bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? x * keep_scale : 0.0f;
-                dp[j][e] = s[j][e] * (x - (e % 2 ? delta.y : delta.x));
-            }
-        }
+        if (PAIRS && p.p > 0) xt_drop(bits, keep_scale, dp);
+        xt_each<J>([&](int j, int e) {
+            const float2 delta = values[QUERIES / 2 + 4 * j];
+            dp[j][e] = s[j][e] * (dp[j][e] - (e % 2 ? delta.y : delta.x));
+        });
         xt_pack_left(da, dp);
         xt_mma_columns<D>(dk, da, this_q, column0);
     }
@@ -202,10 +187,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
         xt_copies_commit();
         xt_mma_rows<J, ROWS, D>(s, q, group * 64, this_k);
         xt_mma_rows<J, ROWS, D>(dp, g, group * 64, this_v);
-#pragma unroll
-        for (int i = 0; i < J; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[i][e] = xt_exp2(s[i][e] * log2_scale - lse[e / 2]);
+        xt_each<J>([&](int j, int e) { s[j][e] = xt_exp2(s[j][e] * log2_scale - lse[e / 2]); });
         struct xt_pair_bits bits;
         if (PAIRS) {
             bits = xt_pairs<J, false>(p, seed, w.b, w.h, row, key0);
@@ -218,21 +200,12 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
                 int64_t left = limit[half] - key0 - lane % 4 * 2;
                 seen[half] = left < 0 ? 0 : left < KEYS ? (int)left : KEYS;
             }
-#pragma unroll
-            for (int i = 0; i < J; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (8 * i + e % 2 >= seen[e / 2]) s[i][e] = 0;
+            xt_each<J>([&](int j, int e) {
+                if (8 * j + e % 2 >= seen[e / 2]) s[j][e] = 0;
+            });
         }
-#pragma unroll
-        for (int i = 0; i < J; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float x = dp[i][e];
-                if (PAIRS && p.p > 0)
-                    x = bits.kept[e / 2] >> (2 * i + e % 2) & 1 ? x * keep_scale : 0.0f;
-                dp[i][e] = s[i][e] * (x - delta[e / 2]);
-            }
+        if (PAIRS && p.p > 0) xt_drop(bits, keep_scale, dp);
+        xt_each<J>([&](int j, int e) { dp[j][e] = s[j][e] * (dp[j][e] - delta[e / 2]); });
         xt_pack_left(a, dp);
         xt_mma_columns<D>(dq, a, this_k);
     }

@@ -85,11 +85,17 @@ __device__ inline struct xt_pair_bits xt_pairs(const struct xt_attention &p, uin
 
 /* Zeroes p where the mask or documents hide a pair. */
 template <int J> __device__ inline void xt_hide(const struct xt_pair_bits &bits, float (&x)[J][4]) {
-#pragma unroll
-    for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) x[j][e] = 0;
+    xt_each<J>([&](int j, int e) {
+        if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) x[j][e] = 0;
+    });
+}
+
+/* What dropout keeps is multiplied by `by`, the rest is zero. */
+template <int J>
+__device__ inline void xt_drop(const struct xt_pair_bits &bits, float by, float (&x)[J][4]) {
+    xt_each<J>([&](int j, int e) {
+        x[j][e] = bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? x[j][e] * by : 0.0f;
+    });
 }
 
 /* s may exceed what it is taken relative to by so many powers of 2, for which f32 and bf16 have
@@ -113,13 +119,10 @@ __device__ inline void xt_softmax_keys(const struct xt_attention &p, uint64_t se
     const int column = (int)threadIdx.x % 4 * 2;
     if (PAIRS) {
         bits = xt_pairs<J, false>(p, seed, b, h, row, key0);
-#pragma unroll
-        for (int j = 0; j < J; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                if (p.scale < 0) s[j][e] = -s[j][e]; /* the largest of scale s, by |scale| */
-                if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) s[j][e] = -INFINITY;
-            }
+        xt_each<J>([&](int j, int e) {
+            if (p.scale < 0) s[j][e] = -s[j][e]; /* the largest of scale s, by |scale| */
+            if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) s[j][e] = -INFINITY;
+        });
     }
     if (!whole) {
         int n[2];
@@ -128,11 +131,9 @@ __device__ inline void xt_softmax_keys(const struct xt_attention &p, uint64_t se
             const int64_t left = limit[half] - key0 - column;
             n[half] = left < 0 ? 0 : left < 8 * J ? (int)left : 8 * J;
         }
-#pragma unroll
-        for (int j = 0; j < J; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (8 * j + e % 2 >= n[e / 2]) s[j][e] = -INFINITY;
+        xt_each<J>([&](int j, int e) {
+            if (8 * j + e % 2 >= n[e / 2]) s[j][e] = -INFINITY;
+        });
     }
     /* Two chains a row, for a warpgroup waits for its own results most of the time. */
     float largest[4], sum[4] = {}, base[2];
@@ -153,27 +154,17 @@ __device__ inline void xt_softmax_keys(const struct xt_attention &p, uint64_t se
         shrink[half] = m == before ? 1.0f : xt_exp2(before * log2_scale - base[half]);
         r.m[half] = m;
     }
-#pragma unroll
-    for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[j][e] = xt_exp2(s[j][e] * log2_scale - base[e / 2]);
-            sum[e] += s[j][e];
-        }
+    xt_each<J>([&](int j, int e) {
+        s[j][e] = xt_exp2(s[j][e] * log2_scale - base[e / 2]);
+        sum[e] += s[j][e];
+    });
 #pragma unroll
     for (int half = 0; half < 2; half++)
         r.l[half] = r.l[half] * shrink[half] + (sum[2 * half] + sum[2 * half + 1]);
-    if (PAIRS && p.p > 0) {
-        const float by = (float)p.keep_scale;
-#pragma unroll
-        for (int j = 0; j < J; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                s[j][e] = bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? s[j][e] * by : 0.0f;
-    }
+    if (PAIRS && p.p > 0) xt_drop(bits, (float)p.keep_scale, s);
 }
 
-/* by is 1 / l, with which o is multiplied, of rows l / 4 and l / 4 + 8 of lane l; lse is written. */
+/* by is 1 / l, of rows l / 4 and l / 4 + 8 of lane l, for o to be multiplied by; lse is written. */
 __device__ inline void xt_softmax_end(const struct xt_attention &p, int64_t b, int64_t h,
                                       int64_t row, const struct xt_running &r, float (&by)[2]) {
 #pragma unroll

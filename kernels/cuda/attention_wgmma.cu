@@ -37,9 +37,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     const uint32_t k_full = base + room::k_ring, k_empty = k_full + 8 * STAGES;
     const uint32_t v_full = base + room::v_ring, v_empty = v_full + 8 * STAGES;
     int64_t *slots = (int64_t *)(shared + room::slots);
-    struct xt_ring<STAGES> now = {
-        0
-    };
+    struct xt_ring<STAGES> now;
     if (threadIdx.x == 0) {
         xt_ring_init(q_full, TURNS, GROUPS);
         xt_ring_init(k_full, STAGES, GROUPS);
@@ -77,7 +75,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     const uint64_t seed = PAIRS && p.p > 0 ? xt_seed_on_device(p.seed) : 0;
     const float log2_scale = (float)(fabs(p.scale) * XT_LOG2E);
     if (GROUPS > 1 && group == GROUPS - 1) xt_barrier_arrive<256>(next);
-    for (struct xt_ring<TURNS> turn = {0};; turn.used++) {
+    for (struct xt_ring<TURNS> turn;; turn.used++) {
         xt_mbarrier_wait(q_full + 8 * turn.place(), turn.phase());
         const int64_t at = slots[turn.place()];
         if (at < 0) break;

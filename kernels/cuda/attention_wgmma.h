@@ -24,7 +24,7 @@ static inline unsigned xt_persistent_blocks(const struct xt_ctx *ctx, unsigned i
 
 /* Uses of the places of a ring so far. */
 template <int PLACES> struct xt_ring {
-    uint32_t used;
+    uint32_t used = 0;
     __device__ uint32_t place() const { return used % PLACES; }
     __device__ uint32_t before() const { return (used + PLACES - 1) % PLACES; }
     __device__ uint32_t phase() const { return used / PLACES & 1; } /* of the barrier `full` */
@@ -79,7 +79,7 @@ __device__ inline void xt_bring_items(int64_t items, struct xt_cuda_counter *cou
     const uint32_t empty = full + 8 * TURNS;
     const bool first = threadIdx.x == 0;
     int64_t at = blockIdx.x;
-    for (struct xt_ring<TURNS> turn = {0};; turn.used++) {
+    for (struct xt_ring<TURNS> turn;; turn.used++) {
         int64_t *slot = slots + turn.place();
         const uint32_t this_full = full + 8 * turn.place();
         xt_mbarrier_wait(empty + 8 * turn.place(), turn.phase() ^ 1);

@@ -59,9 +59,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     const uint32_t full = base + room::ring, empty = full + 8 * STAGES;
     float *row_values = (float *)(shared + room::values); /* [stage][lse, delta][QUERIES] */
     int64_t *slots = (int64_t *)(shared + room::slots);
-    struct xt_ring<STAGES> now = {
-        0
-    };
+    struct xt_ring<STAGES> now;
     if (threadIdx.x == 0) {
         xt_ring_init(owned_full, TURNS, GROUPS);
         xt_ring_init(full, STAGES, GROUPS);
@@ -107,7 +105,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     const int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
     const uint64_t seed = PAIRS && p.p > 0 ? xt_seed_on_device(p.seed) : 0;
     const float log2_scale = (float)(p.scale * XT_LOG2E), keep_scale = (float)p.keep_scale;
-    for (struct xt_ring<TURNS> turn = {0};; turn.used++) {
+    for (struct xt_ring<TURNS> turn;; turn.used++) {
         xt_mbarrier_wait(owned_full + 8 * turn.place(), turn.phase());
         const int64_t at = slots[turn.place()];
         if (at < 0) break;
@@ -131,7 +129,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
         for (int i = 0; i < w.n; i++, now.used++) {
             const uint32_t stage = now.place(), q = base + room::tiles + stage * 2 * room::tile;
             const uint32_t g = q + room::tile;
-            const float *values = row_values + stage * 2 * QUERIES + lane % 4 * 2;
+            const float2 *values = (const float2 *)(row_values + stage * 2 * QUERIES) + lane % 4;
             xt_mbarrier_wait(full + 8 * stage, now.phase());
             xt_tiles_arrived();
             xt_wgmma_settle(s);
@@ -148,33 +146,24 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
                 xt_wgmma_settle(a);
                 if (i) xt_done_with(empty + 8 * now.before());
             }
-#pragma unroll
-            for (int j = 0; j < J; j++) {
-                const float2 lse = *(const float2 *)(values + 8 * j);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[j][e] = xt_exp2(s[j][e] * log2_scale - (e % 2 ? lse.y : lse.x));
-            }
+            xt_each<J>([&](int j, int e) {
+                const float2 lse = values[4 * j];
+                s[j][e] = xt_exp2(s[j][e] * log2_scale - (e % 2 ? lse.y : lse.x));
+            });
             struct xt_pair_bits bits;
             if (PAIRS) {
                 bits = xt_pairs<J, true>(p, seed, w.b, h, key, row0);
                 xt_hide(bits, s);
             }
             if (row0 < clear) {
-#pragma unroll
-                for (int j = 0; j < J; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        if (8 * j + e % 2 + row0 < from[e / 2]) s[j][e] = 0;
+                xt_each<J>([&](int j, int e) {
+                    if (8 * j + e % 2 + row0 < from[e / 2]) s[j][e] = 0;
+                });
             }
             if (PAIRS && p.p > 0) {
                 float kept[J][4];
-#pragma unroll
-                for (int j = 0; j < J; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        kept[j][e] =
-                            bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? s[j][e] * keep_scale : 0.0f;
+                xt_each<J>([&](int j, int e) { kept[j][e] = s[j][e]; });
+                xt_drop(bits, keep_scale, kept);
                 xt_pack_left(a, kept);
             } else {
                 xt_pack_left(a, s);
@@ -186,17 +175,11 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
             xt_wgmma_commit();
             xt_wgmma_wait<1>();
             xt_wgmma_settle(dp);
-#pragma unroll
-            for (int j = 0; j < J; j++) {
-                const float2 delta = *(const float2 *)(values + QUERIES + 8 * j);
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float x = dp[j][e];
-                    if (PAIRS && p.p > 0)
-                        x = bits.kept[e / 2] >> (2 * j + e % 2) & 1 ? x * keep_scale : 0.0f;
-                    dp[j][e] = s[j][e] * (x - (e % 2 ? delta.y : delta.x));
-                }
-            }
+            if (PAIRS && p.p > 0) xt_drop(bits, keep_scale, dp);
+            xt_each<J>([&](int j, int e) {
+                const float2 delta = values[QUERIES / 2 + 4 * j];
+                dp[j][e] = s[j][e] * (dp[j][e] - (e % 2 ? delta.y : delta.x));
+            });
             xt_wgmma_wait<0>();
             xt_wgmma_settle(dv);
             xt_wgmma_settle(a);
@@ -247,9 +230,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     const uint32_t base = xt_shared_address(shared), owned_full = base + room::owned_ring;
     const uint32_t full = base + room::ring, empty = full + 8 * STAGES;
     int64_t *slots = (int64_t *)(shared + room::slots);
-    struct xt_ring<STAGES> now = {
-        0
-    };
+    struct xt_ring<STAGES> now;
     if (threadIdx.x == 0) {
         xt_ring_init(owned_full, TURNS, GROUPS);
         xt_ring_init(full, STAGES, GROUPS);
@@ -283,7 +264,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
     const int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
     const uint64_t seed = PAIRS && p.p > 0 ? xt_seed_on_device(p.seed) : 0;
     const float log2_scale = (float)(p.scale * XT_LOG2E), keep_scale = (float)p.keep_scale;
-    for (struct xt_ring<TURNS> turn = {0};; turn.used++) {
+    for (struct xt_ring<TURNS> turn;; turn.used++) {
         xt_mbarrier_wait(owned_full + 8 * turn.place(), turn.phase());
         const int64_t at = slots[turn.place()];
         if (at < 0) break;
@@ -322,10 +303,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
             xt_wgmma_settle(dq);
             xt_wgmma_settle(a);
             if (j) xt_done_with(empty + 8 * now.before());
-#pragma unroll
-            for (int i = 0; i < J; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[i][e] = xt_exp2(s[i][e] * log2_scale - lse[e / 2]);
+            xt_each<J>([&](int j, int e) { s[j][e] = xt_exp2(s[j][e] * log2_scale - lse[e / 2]); });
             struct xt_pair_bits bits;
             if (PAIRS) {
                 bits = xt_pairs<J, false>(p, seed, w.b, w.h, row, key0);
@@ -338,23 +316,14 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
                     const int64_t left = limit[half] - key0 - lane % 4 * 2;
                     seen[half] = left < 0 ? 0 : left < KEYS ? (int)left : KEYS;
                 }
-#pragma unroll
-                for (int i = 0; i < J; i++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        if (8 * i + e % 2 >= seen[e / 2]) s[i][e] = 0;
+                xt_each<J>([&](int j, int e) {
+                    if (8 * j + e % 2 >= seen[e / 2]) s[j][e] = 0;
+                });
             }
             xt_wgmma_wait<0>();
             xt_wgmma_settle(dp);
-#pragma unroll
-            for (int i = 0; i < J; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float x = dp[i][e];
-                    if (PAIRS && p.p > 0)
-                        x = bits.kept[e / 2] >> (2 * i + e % 2) & 1 ? x * keep_scale : 0.0f;
-                    dp[i][e] = s[i][e] * (x - delta[e / 2]);
-                }
+            if (PAIRS && p.p > 0) xt_drop(bits, keep_scale, dp);
+            xt_each<J>([&](int j, int e) { dp[j][e] = s[j][e] * (dp[j][e] - delta[e / 2]); });
             xt_pack_left(a, dp);
             xt_wgmma_settle(dq);
             xt_wgmma_settle(a);

@@ -97,6 +97,14 @@ __device__ inline void xt_load_tile(uint32_t to, const __nv_bfloat16 *from, int6
 
 /* ---- results --------------------------------------------------------------------------------- */
 
+/* f(j, e) for each element of a thread's. */
+template <int J, class F> __device__ inline void xt_each(F f) {
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) f(j, e);
+}
+
 /* Two f32 as a pair of bf16, the first in the low half. */
 __device__ inline uint32_t xt_pack(float low, float high) {
     __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
