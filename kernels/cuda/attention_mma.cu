@@ -20,6 +20,7 @@ template <int D, int KEYS, int GROUPS, int BLOCKS, bool PAIRS>
 static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     forward(const __grid_constant__ struct xt_attention p,
             const __grid_constant__ struct xt_deal deal, bool aligned) {
+#if XT_MMA
     constexpr int THREADS = GROUPS * 128, ROWS = GROUPS * 64, J = KEYS / 8;
     constexpr uint32_t TILE = xt_tile_bytes<KEYS, D>;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -73,6 +74,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     xt_save_rows(o, by, q + group * xt_tile_bytes<64, D>,
                  (__nv_bfloat16 *)xt_head_at(p.out, w.b, w.h, own), p.out.row, p.sq - own, p.d,
                  aligned);
+#endif
 }
 
 template <int D, int KEYS, int GROUPS, int BLOCKS, bool PAIRS>

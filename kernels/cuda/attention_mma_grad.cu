@@ -26,6 +26,7 @@ template <int D, int OUT, int QUERIES, int GROUPS, int BLOCKS, bool PAIRS>
 static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     backward_keys(const __grid_constant__ struct xt_attention p,
                   const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
+#if XT_MMA
     constexpr int THREADS = GROUPS * 128, ROWS = GROUPS * 64, J = QUERIES / 8;
     constexpr uint32_t OWNED = xt_tile_bytes<ROWS, D>, TILE = xt_tile_bytes<QUERIES, D>;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -131,6 +132,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     xt_save_rows(dv, one, v + group * xt_tile_bytes<64, D>,
                  (__nv_bfloat16 *)xt_head_at(p.dv, b, kv, own) + column0, p.dv.row, p.sk - own,
                  p.d - column0, aligned_out);
+#endif
 }
 
 /* ---- dq -------------------------------------------------------------------------------------- */
@@ -140,6 +142,7 @@ template <int D, int KEYS, int GROUPS, int BLOCKS, bool PAIRS>
 static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     backward_queries(const __grid_constant__ struct xt_attention p,
                      const __grid_constant__ struct xt_deal deal, bool aligned, bool aligned_out) {
+#if XT_MMA
     constexpr int THREADS = GROUPS * 128, ROWS = GROUPS * 64, J = KEYS / 8;
     constexpr uint32_t OWNED = xt_tile_bytes<ROWS, D>, TILE = xt_tile_bytes<KEYS, D>;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -215,6 +218,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     xt_save_rows(dq, scale, q + group * xt_tile_bytes<64, D>,
                  (__nv_bfloat16 *)xt_head_at(p.dq, w.b, w.h, own), p.dq.row, p.sq - own, p.d,
                  aligned_out);
+#endif
 }
 
 /* ---- launches -------------------------------------------------------------------------------- */

@@ -1,11 +1,19 @@
 /*
  * mma.h: products of bf16 tiles by a warpgroup on any tensor cores (mma.sync, compute capability
  * 8.0): a product is done when the call is. Tiles and results are tiles.h's.
+ *
+ * A kernel that uses these has its body under XT_MMA: it is never launched where wgmma.h serves.
  */
 #ifndef XT_CUDA_MMA_H
 #define XT_CUDA_MMA_H
 
 #include "tiles.h"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define XT_MMA 0
+#else
+#define XT_MMA 1
+#endif
 
 __device__ inline void xt_ldmatrix(uint32_t (&x)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
