@@ -20,6 +20,18 @@ static double element(enum xt_dtype dtype, const void *data, int64_t i) {
     }
 }
 
+/* The least and the most of integers, which a double does not always hold. */
+static void count_whole(enum xt_dtype dtype, const void *data, struct xt_stats *s) {
+    s->least = INT64_MAX, s->most = INT64_MIN;
+    for (int64_t i = 0; i < s->n; i++) {
+        int64_t x = dtype == XT_I64   ? ((const int64_t *)data)[i]
+                    : dtype == XT_I32 ? ((const int32_t *)data)[i]
+                                      : ((const uint8_t *)data)[i];
+        if (x < s->least) s->least = x;
+        if (x > s->most) s->most = x;
+    }
+}
+
 static struct xt_stats count(enum xt_dtype dtype, const void *data, int64_t n) {
     struct xt_stats s = {.n = n, .min = NAN, .max = NAN, .mean = NAN, .std = NAN};
     double sum = 0, squares = 0;
@@ -37,6 +49,7 @@ static struct xt_stats count(enum xt_dtype dtype, const void *data, int64_t n) {
         }
     }
     if (s.finite == 0) return s;
+    if (!xt_dtype_is_float(dtype)) count_whole(dtype, data, &s);
     s.mean = sum / (double)s.finite;
     for (int64_t i = 0; i < n; i++) {
         double off = element(dtype, data, i) - s.mean;
@@ -48,6 +61,7 @@ static struct xt_stats count(enum xt_dtype dtype, const void *data, int64_t n) {
 
 enum xt_status xt_tensor_stats(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_stats *out) {
     size_t bytes = xt_nbytes(t);
+    XT_TRY(xt_graph_check_read(ctx, t));
     if (bytes == 0 || (t->storage->device == XT_CPU && xt_is_contiguous(t))) {
         *out = count(t->dtype, bytes ? xt_data(t) : NULL, xt_numel(t));
         return XT_OK;

@@ -224,7 +224,8 @@ enum xt_status xt_tensor_digest(struct xt_ctx *ctx, struct xt_tensor *t, uint64_
 struct xt_stats {
     int64_t n, finite, nans, infs, minus_infs; /* counts of elements */
     double min, max, mean;
-    double std; /* of the population */
+    double std;          /* of the population */
+    int64_t least, most; /* of integer dtypes: min and max, exactly */
 };
 enum xt_status xt_tensor_stats(struct xt_ctx *ctx, struct xt_tensor *t, struct xt_stats *out);
 /* "1 NaN, min 0, max 2, mean 1, std 0.5" into a buffer; returns it. */

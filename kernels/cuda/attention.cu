@@ -389,6 +389,12 @@ static enum xt_status run_deltas(struct xt_ctx *ctx, const struct xt_attention &
     return xt_cuda_launched(ctx);
 }
 
+/* Those kernels count rows of a sequence and items of work in 32 bits. */
+static bool takes_wgmma(const struct xt_ctx *ctx, const struct xt_attention &p) {
+    const int64_t most = 1 << 30, longest = p.sq > p.sk ? p.sq : p.sk;
+    return xt_has_wgmma(ctx) && longest < most && p.batch * p.heads * (longest / 64 + 1) < most;
+}
+
 static enum xt_status attention_tiled(struct xt_ctx *ctx, const struct xt_launch *l) {
     struct xt_attention p = describe(l);
     p.out = heads_of(l->out[0]);
@@ -400,7 +406,7 @@ static enum xt_status attention_tiled(struct xt_ctx *ctx, const struct xt_launch
     switch (l->in[Q]->dtype) {
     case XT_F64: return run_forward<double>(ctx, p);
     case XT_F32: return run_forward<float>(ctx, p);
-    default: return xt_has_wgmma(ctx) ? xt_attention_wgmma(ctx, p) : xt_attention_mma(ctx, p);
+    default: return takes_wgmma(ctx, p) ? xt_attention_wgmma(ctx, p) : xt_attention_mma(ctx, p);
     }
 }
 

@@ -132,6 +132,8 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     xt_save_rows(dv, one, v + group * xt_tile_bytes<64, D>,
                  (__nv_bfloat16 *)xt_head_at(p.dv, b, kv, own) + column0, p.dv.row, p.sk - own,
                  p.d - column0, aligned_out);
+#else
+    asm volatile("trap;");
 #endif
 }
 
@@ -218,6 +220,8 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
     xt_save_rows(dq, scale, q + group * xt_tile_bytes<64, D>,
                  (__nv_bfloat16 *)xt_head_at(p.dq, w.b, w.h, own), p.dq.row, p.sq - own, p.d,
                  aligned_out);
+#else
+    asm volatile("trap;");
 #endif
 }
 

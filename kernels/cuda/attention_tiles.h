@@ -29,8 +29,10 @@ static inline struct xt_deal xt_deal_queries(const struct xt_attention &p, int r
     return xt_deal_of(p.batch * p.heads, (p.sq + rows - 1) / rows,
                       4 * p.sk * p.d / (p.group > 0 ? p.group : 1));
 }
+/* As a number of blocks: of too many the launch is refused. */
 static inline unsigned xt_deal_items(const struct xt_deal &deal) {
-    return (unsigned)(deal.heads * deal.tiles);
+    const int64_t items = deal.heads * deal.tiles;
+    return (unsigned)(items < UINT32_MAX ? items : UINT32_MAX);
 }
 /* The head of a batch and the tile, 0 the first, of item `at`. */
 __device__ inline void xt_dealt(const struct xt_deal &deal, int64_t at, int64_t *head,

@@ -126,20 +126,22 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
             xt_wgmma_settle(s);
             xt_done_with(k_empty + 8 * now.place());
             softmax(j + 1);
-            /* Times 1 changes no bit. The wait stands in both branches, or it would be moved before
-               the softmax, during which p v is under way. */
-            if (__any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1)) {
+            /* All take the same branch. Outside of one the wait would be moved before the softmax,
+               during which p v is under way. */
+            if (p.d > 0) {
                 xt_wgmma_wait<0>();
                 xt_wgmma_settle(o);
                 xt_wgmma_settle(a);
-#pragma unroll
-                for (int i = 0; i < D / 8; i++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) o[i][e] *= shrink[e / 2];
             } else {
                 xt_wgmma_wait<0, 1>();
                 xt_wgmma_settle(o);
                 xt_wgmma_settle(a);
+            }
+            if (__any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1)) { /* 1 changes no bit */
+#pragma unroll
+                for (int i = 0; i < D / 8; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) o[i][e] *= shrink[e / 2];
             }
             xt_done_with(v_empty + 8 * stage);
             xt_pack_left(a, s);
@@ -164,6 +166,8 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, BLOCKS)
         xt_done_with(q_full + 8 * (TURNS + turn.place()));
     }
     if (GROUPS > 1 && group == 0) xt_barrier_wait<256>(mine);
+#else
+    asm volatile("trap;");
 #endif
 }
 
@@ -175,7 +179,7 @@ static enum xt_status launch_attend(struct xt_ctx *ctx, const struct xt_attentio
     constexpr int BYTES = xt_forward_room<D, KEYS, GROUPS, TURNS, STAGES>::bytes;
     const struct xt_deal deal = xt_deal_queries(p, ROWS);
     return xt_attention_launch(ctx, attend<D, KEYS, GROUPS, BLOCKS, TURNS, STAGES, PAIRS>,
-                               xt_persistent_blocks(ctx, xt_deal_items(deal), BLOCKS),
+                               xt_persistent_blocks(ctx, deal.heads * deal.tiles, BLOCKS),
                                (GROUPS + 1) * 128, BYTES, p, deal, xt_cuda_counter(ctx),
                                xt_heads_aligned(p.q, p.k, p.v, p.out));
 }

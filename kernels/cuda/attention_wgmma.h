@@ -17,9 +17,9 @@
 #define XT_BRINGERS 128 /* threads of the first warpgroup */
 
 /* Blocks for so many items, `blocks` on a multiprocessor. */
-static inline unsigned xt_persistent_blocks(const struct xt_ctx *ctx, unsigned items, int blocks) {
-    const unsigned most = (unsigned)(blocks * xt_cuda_multiprocessors(ctx));
-    return items < most ? items : most;
+static inline unsigned xt_persistent_blocks(const struct xt_ctx *ctx, int64_t items, int blocks) {
+    const int64_t most = blocks * xt_cuda_multiprocessors(ctx);
+    return (unsigned)(items < most ? items : most);
 }
 
 /* Uses of the places of a ring so far. */
@@ -47,10 +47,12 @@ template <class REGISTERS> __device__ inline void xt_registers_to_compute() {
 /* By a thread that brings: a place is full once its copies are done, and what it has written
    itself is there. Such barriers count twice XT_BRINGERS. */
 __device__ inline void xt_brought(uint32_t full, bool aligned) {
-    if (aligned)
+    if (aligned) {
         xt_mbarrier_arrive_copied(full);
-    else
+    } else {
+        xt_tiles_arrived(); /* what this thread has stored */
         xt_mbarrier_arrive(full);
+    }
     xt_mbarrier_arrive(full);
 }
 
@@ -102,9 +104,11 @@ template <int D, int GROUPS>
 __device__ inline void xt_bring_owned(uint32_t to, const __nv_bfloat16 *from, int64_t stride,
                                       int64_t rows, int d, bool aligned) {
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-        xt_load_tile<64, D, XT_BRINGERS>(to + g * xt_tile_bytes<64, D>, from + g * 64 * stride,
+    for (int g = 0; g < GROUPS; g++) {
+        const int64_t first = g * 64 < rows ? g * 64 : 0; /* of none, an address that may be read */
+        xt_load_tile<64, D, XT_BRINGERS>(to + g * xt_tile_bytes<64, D>, from + first * stride,
                                          stride, rows - g * 64, d, aligned);
+    }
 }
 
 #endif

@@ -148,11 +148,13 @@ static int observe(lua_State *L) {
     return 0;
 }
 
-/* stats(t): {n, finite, nans, infs, minus_infs, min, max, mean, std, text}. */
+/* stats(t): {n, finite, nans, infs, minus_infs, min, max, mean, std, text}; of an integer dtype min
+   and max are integers. */
 static int stats(lua_State *L) {
     struct xtbind *b = xtbind_carried(L);
     struct xt_stats s;
     char text[256];
+    const struct xt_tensor *t = xtbind_check_tensor(L, 1);
     xtbind_check(L, xt_tensor_stats(b->ctx, xtbind_check_tensor(L, 1), &s));
     const struct {
         const char *name; /* of the field */
@@ -174,6 +176,12 @@ static int stats(lua_State *L) {
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         lua_pushnumber(L, values[i].value);
         lua_setfield(L, -2, values[i].name);
+    }
+    if (s.finite && !xt_dtype_is_float(t->dtype)) {
+        lua_pushinteger(L, s.least);
+        lua_setfield(L, -2, "min");
+        lua_pushinteger(L, s.most);
+        lua_setfield(L, -2, "max");
     }
     lua_pushstring(L, xt_stats_describe(&s, text, sizeof text));
     lua_setfield(L, -2, "text");

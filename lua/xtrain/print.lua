@@ -171,8 +171,7 @@ local function statistics_of(t)
   local text = {}
   if s.min then
     text[1] = ("min %s  max %s  mean %.4g  std %.4g"):format(
-      format:format(format == "%d" and math.tointeger(s.min) or s.min),
-      format:format(format == "%d" and math.tointeger(s.max) or s.max), s.mean, s.std)
+      format:format(s.min), format:format(s.max), s.mean, s.std)
   end
   if t.dtype:find "^[fb]" then text[#text + 1] = ("NaN %d  inf %d"):format(s.nan, s.inf) end
   return table.concat(text, "  ")

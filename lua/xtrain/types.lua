@@ -1646,8 +1646,9 @@ function xt.debug.cache(...) end
 --- "bf16"}. fn makes what it computes with on that device, which is the default one meanwhile. tol
 --- is the largest difference, as a share of the largest element of a result; by default what
 --- rounding may do in the coarsest dtype so far (f64 1e-10, f32 1e-4, f16 4e-3, bf16 3e-2), and 0
---- asks for the same bits. Returns true or false, and a report {op, where, rule, element, index,
---- a, b, difference, inputs (how far they were apart already), calls, unpaired, lines}.
+--- asks for the same bits. Copies (contiguous) are left out. Returns true or false, and a report
+--- {op, where, rule, element, index, a, b, difference, inputs (how far they were apart already),
+--- calls, unpaired, lines}.
 ---@param fn function
 ---@param a xt.tensor
 ---@param b? any

@@ -93,7 +93,7 @@ local function all_checks()
     for _, d in ipairs { 1, 8, 20, 33, 72, 192, 250 } do
       add(dtype .. " D" .. d .. " causal", 1, 130, 130, 2, 1, d, dtype, { causal = true })
     end
-    for _, d in ipairs { 32, 64, 128 } do
+    for _, d in ipairs(dtype == "bf16" and { 20, 32, 64, 96, 128, 256 } or { 32, 64, 128 }) do
       local name = dtype .. " D" .. d
       add(name .. " 64x64", 1, 64, 64, 1, 1, d, dtype, {})
       add(name .. " few queries", 2, 70, 300, 2, 2, d, dtype, { causal = true })
@@ -113,7 +113,23 @@ local function all_checks()
       add(name .. " scale", 2, 150, 150, 2, 1, d, dtype, { scale = -0.3 })
       add(name .. " view", 2, 150, 150, 4, 2, d, dtype, { causal = true }, 8)
       add(name .. " odd view", 2, 150, 150, 4, 2, d, dtype, { causal = true }, 3)
+      add(name .. " dropout of all", 2, 70, 70, 2, 1, d, dtype,
+        { causal = true, dropout = 1, seed = 9 })
+      add(name .. " scale, causal", 1, 150, 150, 8, 1, d, dtype, { causal = true, scale = -0.3 })
+      local rows = mask:clone()
+      rows:slice(3, 40, 80):fill_(0) -- these queries see nothing
+      add(name .. " mask of whole rows", 2, 150, 150, 2, 1, d, dtype, { mask = rows })
     end
+  end
+  -- More items than a device has blocks: each takes several, some with nothing to meet.
+  local cycle = { 0, 1, 77, 300, 64, 0, 150, 299 }
+  local many, few = {}, {}
+  for b = 1, 24 do many[b], few[b] = cycle[b % #cycle + 1], cycle[b % #cycle + 1] % 71 end
+  for _, d in ipairs { 32, 64, 96, 128, 256 } do
+    add("bf16 D" .. d .. " many items", 24, 300, 300, 16, 4, d, "bf16",
+      { causal = true, lengths = xt.tensor(many, { dtype = "i32", device = "cpu" }) })
+    add("bf16 D" .. d .. " many items, few keys", 24, 300, 70, 16, 4, d, "bf16",
+      { causal = true, lengths = xt.tensor(few, { dtype = "i32", device = "cpu" }) })
   end
   local good = 0
   for _, c in ipairs(cases) do

@@ -99,6 +99,10 @@ describe("the statistics of a tensor", function()
     assert.are.equal("min 0  max 999  mean 499.5  std 288.7", line)
     local large = xt.full({ 300 }, 1 << 52, { dtype = "i64" })
     assert.is_truthy(tostring(large):find("max 4503599627370496 ", 1, true))
+    local ends = {}
+    for i = 0, 19 do ends[i + 1] = i % 2 == 0 and math.maxinteger - i or math.mininteger + i end
+    line = lines_of(tostring(xt.tensor(ends, { dtype = "i64" })))[2]
+    assert.is_truthy(line:find("min -9223372036854775807  max 9223372036854775807 ", 1, true))
   end)
 
   it("of every dtype are there", function()
