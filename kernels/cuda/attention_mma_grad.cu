@@ -198,17 +198,7 @@ static __global__ void __launch_bounds__(GROUPS * 128, BLOCKS)
             bits = xt_pairs<J, false>(p, seed, w.b, w.h, row, key0);
             xt_hide(bits, s);
         }
-        if (whole < key0 + KEYS) {
-            int seen[2];
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int64_t left = limit[half] - key0 - lane % 4 * 2;
-                seen[half] = left < 0 ? 0 : left < KEYS ? (int)left : KEYS;
-            }
-            xt_each<J>([&](int j, int e) {
-                if (8 * j + e % 2 >= seen[e / 2]) s[j][e] = 0;
-            });
-        }
+        if (whole < key0 + KEYS) xt_hide_beyond(limit, key0, 0, s);
         if (PAIRS && p.p > 0) xt_drop(bits, keep_scale, dp);
         xt_each<J>([&](int j, int e) { dp[j][e] = s[j][e] * (dp[j][e] - delta[e / 2]); });
         xt_pack_left(a, dp);

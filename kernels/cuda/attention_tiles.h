@@ -92,6 +92,22 @@ template <int J> __device__ inline void xt_hide(const struct xt_pair_bits &bits,
     });
 }
 
+/* x becomes `hidden` where a row does not see the key, of those from key0 on. */
+template <int J>
+__device__ inline void xt_hide_beyond(const int64_t (&limit)[2], int64_t key0, float hidden,
+                                      float (&x)[J][4]) {
+    const int column = (int)threadIdx.x % 4 * 2;
+    int seen[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t left = limit[half] - key0 - column;
+        seen[half] = left < 0 ? 0 : left < 8 * J ? (int)left : 8 * J;
+    }
+    xt_each<J>([&](int j, int e) {
+        if (8 * j + e % 2 >= seen[e / 2]) x[j][e] = hidden;
+    });
+}
+
 /* What dropout keeps is multiplied by `by`, the rest is zero. */
 template <int J>
 __device__ inline void xt_drop(const struct xt_pair_bits &bits, float by, float (&x)[J][4]) {
@@ -118,7 +134,6 @@ __device__ inline void xt_softmax_keys(const struct xt_attention &p, uint64_t se
                                        const int64_t (&limit)[2], bool whole, float log2_scale,
                                        float (&s)[J][4], struct xt_running &r, float (&shrink)[2]) {
     struct xt_pair_bits bits;
-    const int column = (int)threadIdx.x % 4 * 2;
     if (PAIRS) {
         bits = xt_pairs<J, false>(p, seed, b, h, row, key0);
         xt_each<J>([&](int j, int e) {
@@ -126,17 +141,7 @@ __device__ inline void xt_softmax_keys(const struct xt_attention &p, uint64_t se
             if (!(bits.seen[e / 2] >> (2 * j + e % 2) & 1)) s[j][e] = -INFINITY;
         });
     }
-    if (!whole) {
-        int n[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int64_t left = limit[half] - key0 - column;
-            n[half] = left < 0 ? 0 : left < 8 * J ? (int)left : 8 * J;
-        }
-        xt_each<J>([&](int j, int e) {
-            if (8 * j + e % 2 >= n[e / 2]) s[j][e] = -INFINITY;
-        });
-    }
+    if (!whole) xt_hide_beyond(limit, key0, -INFINITY, s);
     /* Two chains a row, for a warpgroup waits for its own results most of the time. */
     float largest[4], sum[4] = {}, base[2];
 #pragma unroll

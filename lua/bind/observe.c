@@ -154,8 +154,8 @@ static int stats(lua_State *L) {
     struct xtbind *b = xtbind_carried(L);
     struct xt_stats s;
     char text[256];
-    const struct xt_tensor *t = xtbind_check_tensor(L, 1);
-    xtbind_check(L, xt_tensor_stats(b->ctx, xtbind_check_tensor(L, 1), &s));
+    struct xt_tensor *t = xtbind_check_tensor(L, 1);
+    xtbind_check(L, xt_tensor_stats(b->ctx, t, &s));
     const struct {
         const char *name; /* of the field */
         int64_t value;    /* a count */
